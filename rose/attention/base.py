@@ -1,0 +1,78 @@
+"""The one Protocol behind which every attention kernel sits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from rose.batch import Int32
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """What a backend is built for: one per model.
+
+    num_heads, num_kv_heads: query and key/value heads (grouped-query when they differ).
+    head_dim: elements a head. scale: factor on q·k, usually head_dim ** -0.5.
+    causal: whether a token sees only itself and earlier ones of its sequence.
+    dtype: of q, k, v and out. device: where they are.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    causal: bool
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """What the choice of a backend may depend on: tokens and sequences (buckets), and the longest sequence."""
+
+    num_tokens: int
+    num_seqs: int
+    max_seqlen: int
+
+
+class AttentionBackend(Protocol):
+    """Ragged self-attention: every sequence attends within itself."""
+
+    @property
+    def name(self) -> str:
+        """As in the policy table and at /info: "fa4", "flashinfer-fa3", "flashinfer-fa2", "sdpa"."""
+        ...
+
+    @property
+    def capturable(self) -> bool:
+        """Whether `forward` may be captured in a CUDA graph and replayed with other offsets."""
+        ...
+
+    def plan(self, host_cu_seqlens: Int32, num_tokens: int, slot: int) -> None:
+        """Do the host's part for a batch, before it runs eagerly, is captured or is replayed.
+
+        host_cu_seqlens: i32[S+1] as in DeviceBatch. num_tokens: T, padding included.
+        slot: which of the engine's in-flight slots the batch uses (0, 1, ...); a buffer that the device may
+        still read belongs to one slot. Kernels that read the offsets on the device need nothing here.
+        """
+        ...
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        max_seqlen: int,
+    ) -> None:
+        """Write softmax(q kᵀ · scale) v into `out`; rows past cu_seqlens[-1] may stay as they were.
+
+        q, out: [T, num_heads, head_dim]; k, v: [T, num_kv_heads, head_dim]; last dimension contiguous,
+        rows may be strided (views of one packed qkv). cu_seqlens: i32[S+1] on the device.
+        """
+        ...

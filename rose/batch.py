@@ -1,0 +1,145 @@
+"""The contract between the scheduler and the engine: numpy only, no torch.
+
+This and `rose.errors` are all that `gateway` and `scheduler` may see of `rose`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32 = NDArray[np.int32]
+Float32 = NDArray[np.float32]
+Int8 = NDArray[np.int8]
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedBatch:
+    """Sequences of any lengths laid end to end, without padding.
+
+    input_ids: i32[T], every id in [0, vocab_size).
+    cu_seqlens: i32[B+1], offsets into input_ids; cu_seqlens[0] == 0, cu_seqlens[B] == T, strictly rising.
+    token_type_ids: i32[T] or None (all zero), for pairs given to BERT-like models.
+    """
+
+    input_ids: Int32
+    cu_seqlens: Int32
+    token_type_ids: Int32 | None = None
+
+    @classmethod
+    def pack(
+        cls, sequences: Sequence[Int32], token_type_ids: Sequence[Int32 | None] | None = None
+    ) -> RaggedBatch:
+        """Lay `sequences` (each i32[n], n >= 1) end to end. A missing row of types counts as zeros."""
+        cu_seqlens = np.zeros(len(sequences) + 1, np.int32)
+        np.cumsum([len(sequence) for sequence in sequences], out=cu_seqlens[1:])
+        types: Int32 | None = None
+        if token_type_ids is not None and any(row is not None for row in token_type_ids):
+            types = np.concatenate(
+                [
+                    np.zeros(len(sequence), np.int32) if row is None else row
+                    for sequence, row in zip(sequences, token_type_ids, strict=True)
+                ]
+            )
+        return cls(np.concatenate(sequences), cu_seqlens, types)
+
+    @property
+    def num_seqs(self) -> int:
+        """B, the number of sequences."""
+        return len(self.cu_seqlens) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """T, the number of tokens of all sequences."""
+        return len(self.input_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """What one step gives, a row a sequence, in the batch's order.
+
+    vectors: f32[B, D], pooled, neither normalised nor cut to fewer dimensions.
+    int8: i8[B, D] = round(tanh(vectors) * 127), half to even, of models that have this quantiser; else None.
+
+    Both may be views of a page-locked slot; it is reused only when the last view of it is gone.
+    """
+
+    vectors: Float32
+    int8: Int8 | None = None
+
+
+class LazyTensor(Protocol):
+    """The result of a step that may still be running. Await it on the event loop, or block on `result`."""
+
+    @property
+    def done(self) -> bool:
+        """Whether `result` returns (or raises) without waiting. Cheap: a few microseconds."""
+        ...
+
+    def result(self) -> BatchResult:
+        """Block until the step is done.
+
+        Raises:
+            rose.errors.StepError: this step failed; the engine still works.
+            rose.errors.EngineDeadError: the engine can run no further step.
+        """
+        ...
+
+    def __await__(self) -> Generator[object, None, BatchResult]:
+        """As `result`, but suspends the running asyncio task instead of blocking."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What callers need to know of a loaded model. Lengths in tokens.
+
+    pooling: "mean", "cls" or "last". normalize: whether vectors are L2-normalised unless a request says not to.
+    has_int8: whether BatchResult.int8 is given.
+    max_batch_tokens, max_batch_seqs: the most one step takes.
+    attention: the attention backends in use, in order of preference.
+    """
+
+    model: str
+    architecture: str
+    dtype: str
+    device: str
+    dimensions: int
+    vocab_size: int
+    max_model_len: int
+    max_batch_tokens: int
+    max_batch_seqs: int
+    pooling: str
+    normalize: bool
+    has_int8: bool = False
+    attention: tuple[str, ...] = field(default=())
+
+
+class Engine(Protocol):
+    """Runs batches. Called from one thread (the loop's); never blocks on the device."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """The model's limits and outputs."""
+        ...
+
+    def step(self, batch: RaggedBatch) -> LazyTensor:
+        """Launch `batch` and return at once. Steps run one after another, in the order of the calls.
+
+        Raises:
+            rose.errors.StepError: this step could not be launched; the engine still works.
+            rose.errors.EngineDeadError: the engine can run no further step.
+        """
+        ...
+
+    def stats(self) -> Mapping[str, object]:
+        """Counters and the graph coverage, as plain JSON values; see `/info`."""
+        ...
+
+    def close(self) -> None:
+        """Wait for what runs, then free threads, streams and page-locked memory. May be called twice."""
+        ...

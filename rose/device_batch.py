@@ -1,0 +1,51 @@
+"""What a forward pass reads and writes, on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from rose.attention.base import AttentionBackend
+    from rose.batch import Int32
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBatch:
+    """A ragged batch on the device, padded to T tokens and S sequences (on the CPU: not padded at all).
+
+    input_ids: i32[T]; rows past cu_seqlens[-1] hold id 0 and are inert.
+    cu_seqlens: i32[S+1]; sequences past the real ones are empty, their offsets repeat the last.
+    token_type_ids: i32[T] or None (all zero).
+    host_cu_seqlens: the same offsets on the host, for backends that plan there; None while a graph is captured
+        and replayed is not enough: kernels must never depend on it.
+    max_seqlen: upper bound of any sequence's length (exact when run eagerly, the bucket's when captured).
+    attention: the backend chosen for this shape; its `plan` has been called for this batch.
+    """
+
+    input_ids: torch.Tensor
+    cu_seqlens: torch.Tensor
+    token_type_ids: torch.Tensor | None
+    host_cu_seqlens: Int32
+    max_seqlen: int
+    attention: AttentionBackend
+
+    @property
+    def num_tokens(self) -> int:
+        """T, padding included."""
+        return self.input_ids.shape[0]
+
+    @property
+    def num_seqs(self) -> int:
+        """S, empty sequences included."""
+        return self.cu_seqlens.shape[0] - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Where a forward writes: vectors f32[S, D]; int8 i8[S, D] or None. Rows of empty sequences are zero or stale."""
+
+    vectors: torch.Tensor
+    int8: torch.Tensor | None = None
