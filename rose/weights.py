@@ -1,0 +1,173 @@
+"""Where a model's tensors come from: safetensors, pytorch_model.bin, memory, or a seeded generator.
+
+Files are memory-mapped: a tensor's pages are read when the model copies it, so host memory stays near the
+model's own size. Names are Hugging Face's; knows no architecture.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from rose.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from rose.config import ModelConfig
+
+Shape = tuple[int, ...]
+
+# Heads wrap the encoder under one of these names; sentence-transformers saves the bare encoder.
+_PREFIXES = ("", "model.", "bert.", "roberta.")
+_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+class WeightSource(Protocol):
+    """Gives tensors by name, one at a time, so that no second copy of the model is held."""
+
+    def tensor(self, name: str, shape: Shape) -> torch.Tensor:
+        """The tensor `name` (without "model.", "bert." or "roberta."), in the dtype it is stored in.
+
+        Raises:
+            ModelLoadError: it is missing, or its shape is not `shape`; the message names tensor and folder.
+        """
+        ...
+
+
+class MappedWeights:
+    """Tensors by name from a mapping (a state dict, or the lazy view of safetensors files).
+
+    origin: what error messages call the source, usually the folder.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], origin: str) -> None:
+        self._tensors = tensors
+        self._origin = origin
+
+    def __repr__(self) -> str:
+        return f"MappedWeights({self._origin!r}, {len(self._tensors)} tensors)"
+
+    def tensor(self, name: str, shape: Shape) -> torch.Tensor:
+        """See WeightSource.tensor."""
+        found = self._find(name)
+        tensor = self._tensors[found]
+        if tuple(tensor.shape) != shape:
+            raise ModelLoadError(
+                f"{self._origin}: tensor {found!r} has shape {list(tensor.shape)}; the config asks for {list(shape)}"
+            )
+        return tensor
+
+    def _find(self, name: str) -> str:
+        """The stored spelling of `name`: with any prefix, and LayerNorm.gamma/beta as the first BERTs had it."""
+        old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        for spelling in (name, old):
+            for prefix in _PREFIXES:
+                if prefix + spelling in self._tensors:
+                    return prefix + spelling
+        raise ModelLoadError(f"{self._origin}: tensor {name!r} is missing from its weights")
+
+
+class DummyWeights:
+    """Random weights: norms are 1, all else N(0, 0.02), each tensor seeded by its own name.
+
+    The same (seed, name, shape, kind of device) gives the same values whatever was asked for before. CPU and
+    CUDA generators differ from each other.
+    """
+
+    def __init__(self, seed: int = 0, device: torch.device | str = "cpu") -> None:
+        self._seed = seed
+        self._device = torch.device(device)
+
+    def tensor(self, name: str, shape: Shape) -> torch.Tensor:
+        """See WeightSource.tensor; never fails."""
+        if name.lower().endswith("norm.weight"):
+            return torch.ones(shape, device=self._device)
+        generator = torch.Generator(self._device)
+        generator.manual_seed(zlib.crc32(name.encode()) + (self._seed << 32))
+        return torch.empty(shape, device=self._device).normal_(0.0, 0.02, generator=generator)
+
+
+def dummy_weights(config: ModelConfig, seed: int = 0, device: torch.device | str = "cpu") -> WeightSource:
+    """Seeded random weights for `config`, made on `device` (0.6B parameters: 3 s on a CPU, 10 ms on a GPU)."""
+    del config  # every tensor is made from its name and shape alone
+    return DummyWeights(seed, device)
+
+
+def open_weights(folder: Path) -> WeightSource:
+    """Open the folder's weights: one file or a sharded index, safetensors before pytorch_model.bin.
+
+    Raises:
+        ModelLoadError: there are none, or a file is damaged or holds more than tensors.
+    """
+    path = next((folder / name for name in _FILES if (folder / name).is_file()), None)
+    if path is None:
+        raise ModelLoadError(
+            f"{folder}: no weights; one of {', '.join(_FILES)} is needed, or --load-format dummy"
+        )
+    shards = _shards(path) if path.name.endswith(".index.json") else [path]
+    if path.name.startswith("pytorch_model"):
+        tensors: Mapping[str, torch.Tensor] = {
+            k: v for shard in shards for k, v in _load_pickled(shard).items()
+        }
+    else:
+        tensors = _SafetensorsFiles(shards)
+    return MappedWeights(tensors, str(folder))
+
+
+def _shards(index: Path) -> list[Path]:
+    """The files that an index's weight_map names, each once."""
+    try:
+        weight_map: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
+        names = sorted(set(weight_map.values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadError(f"{index} cannot be read: {error!r}") from None
+    return [index.parent / name for name in names]
+
+
+def _load_pickled(path: Path) -> dict[str, torch.Tensor]:
+    """A state dict, unpickled with weights_only so that no code in the file can run."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+    if not isinstance(state, dict):
+        raise ModelLoadError(f"{path}: holds {type(state).__name__}, not a dictionary of tensors")
+    return state
+
+
+class _SafetensorsFiles(Mapping[str, torch.Tensor]):
+    """One mapping over memory-mapped safetensors files; a tensor is made when it is asked for."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._owner: dict[str, safe_open] = {}
+        for path in paths:
+            try:
+                opened = safe_open(path, framework="pt", device="cpu")
+            except (OSError, SafetensorError) as error:
+                raise ModelLoadError(f"{path} cannot be read: {error}") from None
+            self._owner.update(dict.fromkeys(opened.keys(), opened))
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._owner[name].get_tensor(name)
+        return tensor
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._owner
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._owner)
+
+    def __len__(self) -> int:
+        return len(self._owner)
