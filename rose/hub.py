@@ -1,0 +1,130 @@
+"""Downloads just the files of a hub repository that serving needs, at one commit."""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import logging
+from pathlib import Path
+
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from rose.errors import ModelLoadError
+
+logger = logging.getLogger(__name__)
+
+# Sub-folders are those of sentence-transformers modules: 1_Pooling/config.json, 2_Dense/model.safetensors.
+SMALL_FILES = (
+    "config.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "[0-9]_*/config.json",
+)
+SAFETENSORS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model-*-of-*.safetensors",
+    "[0-9]_*/model.safetensors",
+)
+PICKLED = (
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "pytorch_model-*-of-*.bin",
+    "[0-9]_*/pytorch_model.bin",
+)
+HUB_TIMEOUT_S = 10.0
+OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+def download(repo: str, revision: str | None, load_format: str) -> tuple[Path, str]:
+    """Bring `repo` (org/name) into the hub's cache; returns its folder and the commit, 40 hex digits.
+
+    revision: a commit, branch or tag; None is the newest. load_format "dummy" leaves all weights out.
+    Without a network, what the cache already holds is used.
+
+    Raises:
+        ModelLoadError: no such repository or revision, no access, or neither a network nor a cached copy.
+    """
+    try:
+        chosen = wanted_files(_listing(repo, revision), load_format)
+        # By the name the user gave, not by commit: only so does the cache remember which commit a branch had.
+        path = Path(snapshot_download(repo, revision=revision, allow_patterns=chosen))
+    except GatedRepoError as error:
+        raise ModelLoadError(f"{repo} is gated: accept its licence on the hub and set HF_TOKEN") from error
+    except RepositoryNotFoundError as error:
+        raise ModelLoadError(f"the hub shows no model {repo}; if it is private, set HF_TOKEN") from error
+    except RevisionNotFoundError as error:
+        raise ModelLoadError(f"the hub's {repo} has no revision {revision}") from error
+    except HFValidationError as error:
+        raise ModelLoadError(f"{repo!r} is neither a folder nor a valid hub name (org/name)") from error
+    except Exception as error:
+        if not _means_unreachable(error):
+            raise ModelLoadError(f"cannot download {repo}: {_first_line(error)}") from error
+        path = _cached(repo, revision, load_format)
+    return path, path.name
+
+
+def wanted_files(files: list[str], load_format: str) -> list[str]:
+    """Of a repository's `files` those that serving reads: configs, tokenizer and one form of the weights.
+
+    Chosen from the listing and not by pattern: a repository may hold the same weights in five formats.
+    """
+    small = [file for file in files if _matches(file, SMALL_FILES)]
+    if load_format == "dummy":
+        return small
+    weights = [file for file in files if _matches(file, SAFETENSORS)]
+    if load_format == "auto" and not any("/" not in file for file in weights):
+        weights = [file for file in files if _matches(file, PICKLED)]
+    return small + weights
+
+
+def _matches(file: str, patterns: tuple[str, ...]) -> bool:
+    """As a shell would: `*` stays within one folder."""
+    return any(
+        file.count("/") == pattern.count("/") and fnmatch.fnmatchcase(file, pattern) for pattern in patterns
+    )
+
+
+def _listing(repo: str, revision: str | None) -> list[str]:
+    found = HfApi().model_info(repo, revision=revision, timeout=HUB_TIMEOUT_S)
+    return [sibling.rfilename for sibling in found.siblings or []]
+
+
+def _means_unreachable(error: Exception) -> bool:
+    """Whether the hub was not reached, or answered as a broken proxy or server does (5xx)."""
+    if isinstance(error, HfHubHTTPError):
+        return error.response is None or error.response.status_code >= 500
+    if isinstance(error, OSError) and error.errno in OUT_OF_SPACE:
+        return False
+    client = type(error).__module__.partition(".")[0]
+    return isinstance(error, OfflineModeIsEnabled | OSError) or client in ("httpx", "httpx2", "requests")
+
+
+def _cached(repo: str, revision: str | None, load_format: str) -> Path:
+    patterns = [*SMALL_FILES, *(() if load_format == "dummy" else SAFETENSORS)]
+    try:
+        path = snapshot_download(repo, revision=revision, allow_patterns=patterns, local_files_only=True)
+    except OSError as error:
+        raise ModelLoadError(
+            f"cannot reach the hub for {repo}, and neither a folder of that name nor a cached copy is here; "
+            "without a network give --model a folder, use the packaged model (--model minilm), or random "
+            "weights of an alias (--load-format dummy)"
+        ) from error
+    logger.warning("cannot reach the hub; using the cached copy of %s", repo)
+    return Path(path)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
