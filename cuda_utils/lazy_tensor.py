@@ -1,0 +1,106 @@
+"""The result of device work that may still be running. Knows neither what the work is nor its result's type."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Generator
+from typing import Generic, TypeVar
+
+from cuda_utils.completion import completed
+from cuda_utils.errors import DeviceError, DeviceHungError
+from cuda_utils.event import Event
+
+T = TypeVar("T")
+
+_ORDER = itertools.count()
+
+
+class LazyTensor(Generic[T]):
+    """An event, and a function that turns what the work left in host memory into a value, run once after it.
+
+    Used from one thread. It may be awaited many times, by many tasks; cancelling one disturbs no other.
+
+    order: rises with creation, which must follow the order of launches on the stream.
+    due_s: when the work is predicted to be done, in seconds of `time.monotonic`, or None.
+    """
+
+    __slots__ = ("_deadline_s", "_error", "_event", "_finish", "_limit_s", "_value", "due_s", "order")
+
+    def __init__(
+        self,
+        event: Event,
+        finish: Callable[[DeviceError | None], T],
+        *,
+        due_s: float | None = None,
+        limit_s: float = math.inf,
+    ) -> None:
+        """event: recorded behind the work. finish: takes the device's error, if any; what it does is kept.
+
+        limit_s: seconds from now after which work not done counts as hung; noticed when asked or awaited.
+        """
+        self._event = event
+        self._finish: Callable[[DeviceError | None], T] | None = finish
+        self._value: T
+        self._error: Exception | None = None
+        self._limit_s = limit_s
+        self._deadline_s = time.monotonic() + limit_s
+        self.due_s = due_s
+        self.order = next(_ORDER)
+
+    @property
+    def done(self) -> bool:
+        """Whether `result` returns or raises without waiting."""
+        if self._finish is None:
+            return True
+        try:
+            if self._event.query():
+                return True
+        except DeviceError as error:
+            self.settle(error)
+            return True
+        if time.monotonic() < self._deadline_s:
+            return False
+        self.settle(DeviceHungError(self._limit_s))
+        return True
+
+    def result(self) -> T:
+        """Block until the work is done.
+
+        Raises:
+            Exception: what `finish` raised.
+        """
+        if self._finish is not None:
+            error = None
+            try:
+                self._event.synchronize()
+            except DeviceError as reported:
+                error = reported
+            self.settle(error)
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        return self._value
+
+    def __await__(self) -> Generator[object, None, T]:
+        """As `result`, but suspends the running asyncio task until the work is done."""
+        if not self.done:
+            yield from completed(self, self._event.subscribe)
+        return self.result()
+
+    def settle(self, error: DeviceError | None) -> None:
+        """Fetch the value now. For the owner of the event, which must do so before it records the event anew.
+
+        error: the device's, if the work failed. Does nothing when the value is there already.
+        """
+        finish, self._finish = self._finish, None
+        if finish is None:
+            return
+        try:
+            self._value = finish(error)
+        except Exception as raised:
+            self._error = raised
+
+    def __repr__(self) -> str:
+        state = "running" if self._finish is not None else "failed" if self._error else "ready"
+        return f"<LazyTensor {self.order} {state}>"
