@@ -1,0 +1,144 @@
+"""The command `python -m rose.attention.aot`: build attention kernels ahead of time.
+
+Needs `pip install .[aot]`, a C++ compiler and, for FlashInfer, nvcc 13.0 or later; no GPU. FlashAttention-4
+takes a few seconds a kernel; FlashInfer one to ten minutes a module on one slow core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import sysconfig
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from rose.attention.aot.toolchain import ToolchainError, cuda_home, cuda_version, run
+from rose.attention.aot.variants import HOPPER, KERNELS, KernelVariant, select
+from rose.attention.folders import default_output, user_cache
+from rose.attention.manifest import (
+    MANIFEST_NAME,
+    KernelRecord,
+    merge,
+    read_manifest,
+    sha256_of,
+    write_manifest,
+)
+
+FA4_PACKAGES = ("flash-attn-4", "nvidia-cutlass-dsl", "quack-kernels", "apache-tvm-ffi")
+FLASHINFER_PACKAGES = ("flashinfer-python", "apache-tvm-ffi")
+H200_SMS = "132"  # FA4's selector asks for it; the varlen kernels of sm_90a do not depend on it
+
+
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
+    """The command line; see `--help`."""
+    parser = argparse.ArgumentParser(prog="python -m rose.attention.aot", description=__doc__)
+    parser.add_argument("--out", type=Path, default=default_output(), help="folder to write (default: %(default)s)")
+    parser.add_argument("--kernel", action="append", choices=KERNELS, default=[], help="only this kernel; repeatable")
+    parser.add_argument("--head-dim", action="append", type=int, default=[], help="only this size; repeatable")
+    parser.add_argument("--arch", default=HOPPER, help="nvcc's name of the GPU (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at a time, about 2 GB each")
+    parser.add_argument(
+        "--work", type=Path, default=user_cache() / "aot-build",
+        help="folder of intermediate files; an interrupted build goes on from there (default: %(default)s)",
+    )  # fmt: skip
+    return parser.parse_args(argv)
+
+
+def build_variant(variant: KernelVariant, out: Path, work: Path, jobs: int) -> KernelRecord:
+    """Compile one kernel in a process of its own and move it into `out`.
+
+    Raises:
+        ToolchainError: a package, compiler or library is missing or failed.
+    """
+    packages = FA4_PACKAGES if variant.kernel == "fa4" else FLASHINFER_PACKAGES
+    versions = _versions(packages) | {"cuda": cuda_version(cuda_home())}
+    scratch = work / variant.file.removesuffix(".so")
+    scratch.mkdir(parents=True, exist_ok=True)
+    built = scratch / variant.file
+    if variant.kernel == "fa4":
+        _build_fa4(variant, scratch, built)
+    else:
+        _build_flashinfer(variant, work, built, jobs)
+    target = out / variant.file
+    partial = target.with_suffix(".partial")
+    shutil.copyfile(built, partial)
+    partial.replace(target)
+    return KernelRecord(
+        file=variant.file, kernel=variant.kernel, head_dim=variant.head_dim, group=variant.group,
+        causal=variant.causal, dtype="bfloat16", arch=variant.arch, versions=versions,
+        sha256=sha256_of(target), size_bytes=target.stat().st_size,
+    )  # fmt: skip
+
+
+def _build_fa4(variant: KernelVariant, scratch: Path, built: Path) -> None:
+    cache = scratch / "cache"
+    shutil.rmtree(cache, ignore_errors=True)  # one object must be found in it
+    cache.mkdir()
+    environment = {
+        "FLASH_ATTENTION_ARCH": variant.arch.rstrip("a"),
+        "CUTE_DSL_ARCH": variant.arch,
+        "FLASH_ATTENTION_NUM_SMS": H200_SMS,
+        "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1",
+        "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": str(cache),
+    }
+    shape = [str(variant.head_dim), str(variant.group), str(int(bool(variant.causal)))]
+    _run_builder("build_fa4", [*shape, str(cache), str(built)], environment)
+
+
+def _build_flashinfer(variant: KernelVariant, work: Path, built: Path, jobs: int) -> None:
+    purelib = Path(sysconfig.get_paths()["purelib"])
+    includes = sorted(path.parent for path in purelib.glob("nvidia/*/include/curand_kernel.h"))
+    name = variant.arch.removeprefix("sm_")
+    digits, suffix = name.rstrip("af"), name[len(name.rstrip("af")) :]
+    environment = {
+        "CUDA_HOME": str(cuda_home()),
+        "FLASHINFER_CUDA_ARCH_LIST": f"{digits[:-1]}.{digits[-1]}{suffix}",
+        "FLASHINFER_WORKSPACE_BASE": str(work),
+        "FLASHINFER_EXTRA_CUDAFLAGS": " ".join(f"-I{path}" for path in includes),
+    }
+    backend = variant.kernel.removeprefix("flashinfer-")
+    _run_builder("build_flashinfer", [backend, str(variant.head_dim), str(built), str(jobs)], environment)
+
+
+def _run_builder(module: str, arguments: list[str], environment: dict[str, str]) -> None:
+    binaries = str(Path(sys.executable).parent)  # ninja, installed beside this interpreter
+    path = os.pathsep.join([binaries, os.environ.get("PATH", os.defpath)])
+    command = [sys.executable, "-m", f"rose.attention.aot.{module}", *arguments]
+    run(command, {**os.environ, **environment, "PATH": path})
+
+
+def _versions(packages: tuple[str, ...]) -> dict[str, str]:
+    try:
+        return {name: version(name) for name in packages}
+    except PackageNotFoundError as error:
+        raise ToolchainError(f"{error.name} is not installed; pip install '.[aot]'") from error
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Build what the command line names; 0 if every kernel was built."""
+    arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
+    variants = select(arguments.kernel, arguments.head_dim, arguments.arch)
+    if not variants:
+        print("no kernel matches; see --help", file=sys.stderr)  # noqa: T201
+        return 2
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    for variant in variants:
+        started = time.monotonic()
+        try:
+            record = build_variant(variant, arguments.out, arguments.work, arguments.jobs)
+        except ToolchainError as error:
+            failed += 1
+            print(f"{variant.file}: FAILED: {error}", file=sys.stderr)  # noqa: T201
+            continue
+        known = read_manifest(arguments.out) if (arguments.out / MANIFEST_NAME).exists() else []
+        write_manifest(arguments.out, merge(known, record))
+        print(f"{variant.file}: {record.size_bytes} bytes, {time.monotonic() - started:.1f} s", flush=True)  # noqa: T201
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
