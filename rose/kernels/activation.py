@@ -1,0 +1,38 @@
+"""The two activations: SiLU of the gate times up (Qwen3), and GELU with its linear layer's bias (BERT)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from rose.kernels import dispatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def silu_mul(gate_up: Tensor, out: Tensor) -> None:
+    """out [T, I] = silu(gate) * up, in fp32 before the store.
+
+    gate_up: [T, 2I], gate in the first I columns; or split-K partial sums [K, T, 2I].
+    """
+    if dispatch.uses_triton(out):
+        from rose.kernels.jit import activation as jit
+
+        jit.silu_mul(gate_up, out)
+    else:
+        total = gate_up.float().sum(0) if gate_up.dim() == 3 else gate_up.float()
+        gate, up = total.chunk(2, dim=-1)
+        out.copy_(torch.nn.functional.silu(gate).mul_(up))
+
+
+def bias_gelu(x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """out [T, I] = gelu(x + bias), the exact form with erf. x: [T, I], may be `out`. bias: [I] or None."""
+    if dispatch.uses_triton(out):
+        from rose.kernels.jit import activation as jit
+
+        jit.bias_gelu(x, bias, out)
+    else:
+        total = x.float() if bias is None else x.float() + bias.float()
+        out.copy_(torch.nn.functional.gelu(total))

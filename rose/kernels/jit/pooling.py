@@ -1,0 +1,263 @@
+"""Pooling: parts of sequences in parallel, then their sum; single rows; and the int8 quantiser of both."""
+
+# Triton kernels: parameters have no Python types, and compile-time constants are capitals as in Triton's own.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# ruff: noqa: N803
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import triton.language as tl
+
+from rose.kernels.jit.compile import block_of, ceil_div, device_function, kernel, warps_for
+from rose.kernels.jit.norm import load_sum, rms_scaled, splits_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rose.device_batch import Outputs
+    from rose.kernels.pooling import LastHidden, Which
+
+# Rows a program takes at once: four loads in flight hide most of the memory's latency.
+_ROWS = 4
+# Parts a sequence at most: 128 x 32 tokens at 4096, one wave of an H200.
+_MAX_PARTS = 128
+_FINISH_COLUMNS = 256
+
+
+@device_function
+def _quantized(x):
+    """round(tanh(x) * 127) as int8, half to even.
+
+    tanh from exp: 1e-7 off, far below half a step of 1/127. Adding and subtracting 1.5 * 2^23 leaves
+    no fraction bits, so the hardware's round-half-even does the rounding.
+    """
+    tanh = 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+    return ((tanh * 127.0 + 12582912.0) - 12582912.0).to(tl.int8)
+
+
+@device_function
+def _emit(vector, vectors_ptr, int8_ptr, at, mask, QUANTIZE: tl.constexpr):
+    tl.store(vectors_ptr + at, vector.to(vectors_ptr.dtype.element_ty), mask=mask)
+    if QUANTIZE:
+        tl.store(int8_ptr + at, _quantized(vector), mask=mask)
+
+
+@kernel("cu_seqlens_ptr", "num_tokens")
+def _sum_parts(
+    x_ptr,
+    residual_ptr,
+    cu_seqlens_ptr,
+    scratch_ptr,
+    num_tokens,
+    eps,
+    SPLITS: tl.constexpr,
+    NORM: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    sequence, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    end = tl.load(cu_seqlens_ptr + sequence + 1)
+    start = tl.load(cu_seqlens_ptr + sequence)
+    span = tl.cdiv(end - start, parts)
+    start += part * span
+    end = tl.minimum(start + span, end)
+    cols = tl.arange(0, BLOCK)[None, :]
+    split_stride = tl.cast(num_tokens, tl.int64) * HIDDEN
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for first in range(start, end, ROWS):
+        rows = (first + tl.arange(0, ROWS))[:, None]
+        mask = (rows < end) & (cols < HIDDEN)
+        at = rows.to(tl.int64) * HIDDEN + cols
+        x = load_sum(x_ptr, at, mask, split_stride, SPLITS)
+        if NORM:
+            x += tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
+            x = rms_scaled(x, eps, HIDDEN)
+        total += x
+    out = tl.arange(0, BLOCK)
+    at = (sequence * parts + part).to(tl.int64) * HIDDEN + out
+    tl.store(scratch_ptr + at, tl.sum(total, axis=0), mask=out < HIDDEN)
+
+
+@kernel("cu_seqlens_ptr", "vectors_ptr", "int8_ptr", "parts")
+def _finish_mean(
+    scratch_ptr,
+    cu_seqlens_ptr,
+    weight_ptr,
+    vectors_ptr,
+    int8_ptr,
+    parts,
+    NORM: tl.constexpr,
+    QUANTIZE: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    sequence = tl.program_id(0)
+    length = tl.load(cu_seqlens_ptr + sequence + 1) - tl.load(cu_seqlens_ptr + sequence)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = cols < HIDDEN
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for first in range(0, parts, ROWS):
+        rows = (first + tl.arange(0, ROWS))[:, None]
+        at = (sequence * parts + rows).to(tl.int64) * HIDDEN + cols[None, :]
+        total += tl.load(scratch_ptr + at, mask=(rows < parts) & mask[None, :], other=0.0)
+    vector = tl.sum(total, axis=0) / tl.maximum(length, 1).to(tl.float32)
+    if NORM:
+        vector *= tl.load(weight_ptr + cols, mask=mask, other=0.0).to(tl.float32)
+    _emit(vector, vectors_ptr, int8_ptr, sequence.to(tl.int64) * HIDDEN + cols, mask, QUANTIZE)
+
+
+@kernel("cu_seqlens_ptr", "vectors_ptr", "int8_ptr", "num_tokens")
+def _gather_rows(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    cu_seqlens_ptr,
+    vectors_ptr,
+    int8_ptr,
+    num_tokens,
+    eps,
+    SPLITS: tl.constexpr,
+    NORM: tl.constexpr,
+    LAST: tl.constexpr,
+    QUANTIZE: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    sequence = tl.program_id(0)
+    start = tl.load(cu_seqlens_ptr + sequence)
+    end = tl.load(cu_seqlens_ptr + sequence + 1)
+    row = end - 1 if LAST else start
+    cols = tl.arange(0, BLOCK)
+    mask = cols < HIDDEN
+    live = mask & (start < end)
+    at = row.to(tl.int64) * HIDDEN + cols
+    vector = load_sum(x_ptr, at, live, tl.cast(num_tokens, tl.int64) * HIDDEN, SPLITS)
+    if NORM:
+        vector += tl.load(residual_ptr + at, mask=live, other=0.0).to(tl.float32)
+        vector = rms_scaled(vector, eps, HIDDEN)
+        vector *= tl.load(weight_ptr + cols, mask=mask, other=0.0).to(tl.float32)
+    _emit(vector, vectors_ptr, int8_ptr, sequence.to(tl.int64) * HIDDEN + cols, mask, QUANTIZE)
+
+
+@kernel("vectors_ptr", "int8_ptr", "count")
+def _tanh_int8(vectors_ptr, int8_ptr, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < count
+    tl.store(int8_ptr + at, _quantized(tl.load(vectors_ptr + at, mask=mask, other=0.0)), mask=mask)
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """Hidden states x, with what the final norm needs or None for states that are normed already."""
+
+    x: Tensor
+    last: LastHidden | None
+
+    @property
+    def residual(self) -> Tensor:
+        return self.x if self.last is None else self.last.residual
+
+    @property
+    def weight(self) -> Tensor:
+        return self.x if self.last is None else self.last.norm.weight
+
+    @property
+    def eps(self) -> float:
+        return 0.0 if self.last is None else self.last.norm.eps
+
+
+def mean_pool(hidden: Tensor, cu_seqlens: Tensor, outputs: Outputs, scratch: Tensor) -> None:
+    """See rose.kernels.pooling.mean_pool."""
+    _launch_mean(_Input(hidden, None), cu_seqlens, outputs, scratch)
+
+
+def norm_mean_pool(last: LastHidden, cu_seqlens: Tensor, outputs: Outputs, scratch: Tensor) -> None:
+    """See rose.kernels.pooling.norm_mean_pool."""
+    _launch_mean(_Input(last.x, last), cu_seqlens, outputs, scratch)
+
+
+def gather_rows(hidden: Tensor, cu_seqlens: Tensor, which: Which, outputs: Outputs) -> None:
+    """See rose.kernels.pooling.gather_rows."""
+    _launch_gather(_Input(hidden, None), cu_seqlens, which, outputs)
+
+
+def norm_gather_rows(last: LastHidden, cu_seqlens: Tensor, which: Which, outputs: Outputs) -> None:
+    """See rose.kernels.pooling.norm_gather_rows."""
+    _launch_gather(_Input(last.x, last), cu_seqlens, which, outputs)
+
+
+def tanh_int8(vectors: Tensor, out: Tensor) -> None:
+    """See rose.kernels.quantize.tanh_int8."""
+    count = vectors.numel()
+    _tanh_int8[(ceil_div(count, 1024),)](vectors, out, count, BLOCK=1024, num_warps=4)
+
+
+def parts_for(num_seqs: int, num_tokens: int, scratch_rows: int) -> int:
+    """Programs a sequence: a power of two that fits the scratch and leaves each at least 8 tokens of T."""
+    wanted = min(scratch_rows // num_seqs, ceil_div(num_tokens, 8), _MAX_PARTS)
+    return 1 << (max(wanted, 1).bit_length() - 1)
+
+
+def _launch_mean(states: _Input, cu_seqlens: Tensor, outputs: Outputs, scratch: Tensor) -> None:
+    num_seqs, hidden = outputs.vectors.shape
+    num_tokens = states.residual.shape[0]
+    parts = parts_for(num_seqs, num_tokens, len(scratch))
+    # More sequences than scratch rows: one part each, in the output's own rows, finished in place.
+    partials = scratch if num_seqs <= len(scratch) else outputs.vectors
+    block = block_of(hidden)
+    _sum_parts[(num_seqs, parts)](
+        states.x,
+        states.residual,
+        cu_seqlens,
+        partials,
+        num_tokens,
+        states.eps,
+        SPLITS=splits_of(states.x),
+        NORM=states.last is not None,
+        HIDDEN=hidden,
+        BLOCK=block,
+        ROWS=_ROWS,
+        num_warps=warps_for(block),
+    )
+    columns = min(block, _FINISH_COLUMNS)
+    _finish_mean[(num_seqs, ceil_div(hidden, columns))](
+        partials,
+        cu_seqlens,
+        states.weight,
+        outputs.vectors,
+        outputs.vectors if outputs.int8 is None else outputs.int8,
+        parts,
+        NORM=states.last is not None,
+        QUANTIZE=outputs.int8 is not None,
+        HIDDEN=hidden,
+        BLOCK=columns,
+        ROWS=8,
+        num_warps=4,
+    )
+
+
+def _launch_gather(states: _Input, cu_seqlens: Tensor, which: Which, outputs: Outputs) -> None:
+    num_seqs, hidden = outputs.vectors.shape
+    block = block_of(hidden)
+    _gather_rows[(num_seqs,)](
+        states.x,
+        states.residual,
+        states.weight,
+        cu_seqlens,
+        outputs.vectors,
+        outputs.vectors if outputs.int8 is None else outputs.int8,
+        states.residual.shape[0],
+        states.eps,
+        SPLITS=splits_of(states.x),
+        NORM=states.last is not None,
+        LAST=which == "last",
+        QUANTIZE=outputs.int8 is not None,
+        HIDDEN=hidden,
+        BLOCK=block,
+        num_warps=warps_for(block),
+    )

@@ -1,0 +1,97 @@
+"""Rows of this kernel are heads of tokens; a program takes a few of them, both halves side by side."""
+
+# Triton kernels: parameters have no Python types, and compile-time constants are capitals as in Triton's own.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+# ruff: noqa: N803, N806
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton.language as tl
+
+from rose.kernels.jit.compile import block_of, ceil_div, kernel, warps_for
+from rose.kernels.jit.norm import load_sum, splits_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rose.kernels.rope import QkRope
+
+# Heads a program: few while programs are scarce (128 tokens give 384), more when starting them costs.
+_FEW_ROWS, _MANY_ROWS, _MANY_TOKENS = 8, 16, 4096
+
+
+@kernel("positions_ptr", "num_tokens")
+def _qk_norm_rope(
+    source_ptr,
+    positions_ptr,
+    weight_ptr,
+    cos_sin_ptr,
+    qkv_ptr,
+    num_tokens,
+    eps,
+    SPLITS: tl.constexpr,
+    QUERY_HEADS: tl.constexpr,
+    ROTATED_HEADS: tl.constexpr,
+    ALL_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    # Partial sums must be summed for the values too; in place these are left alone.
+    HEADS: tl.constexpr = ALL_HEADS if SPLITS > 1 else ROTATED_HEADS
+    item = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    token, head = item // HEADS, item % HEADS
+    cols = tl.arange(0, BLOCK)[None, :]
+    mask = (token < num_tokens)[:, None] & (cols < HALF)
+    start = (token.to(tl.int64) * ALL_HEADS + head) * (2 * HALF)
+    at = start[:, None] + cols
+    split_stride = tl.cast(num_tokens, tl.int64) * (ALL_HEADS * 2 * HALF)
+    first = load_sum(source_ptr, at, mask, split_stride, SPLITS)
+    second = load_sum(source_ptr, at + HALF, mask, split_stride, SPLITS)
+
+    rotated = mask & (head < ROTATED_HEADS)[:, None]
+    position = tl.load(positions_ptr + token, mask=token < num_tokens, other=0)
+    angle = cos_sin_ptr + (position * (2 * HALF))[:, None] + cols
+    cos = tl.load(angle, mask=rotated, other=1.0)
+    sin = tl.load(angle + HALF, mask=rotated, other=0.0)
+    weight = weight_ptr + ((head >= QUERY_HEADS).to(tl.int32) * (2 * HALF))[:, None] + cols
+    first_weight = tl.load(weight, mask=rotated, other=1.0).to(tl.float32)
+    second_weight = tl.load(weight + HALF, mask=rotated, other=1.0).to(tl.float32)
+
+    mean_square = (tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / (2 * HALF)
+    scale = tl.where(head < ROTATED_HEADS, tl.rsqrt(mean_square + eps), 1.0)[:, None]
+    first = first * scale * first_weight
+    second = second * scale * second_weight
+    dtype = qkv_ptr.dtype.element_ty
+    tl.store(qkv_ptr + at, (first * cos - second * sin).to(dtype), mask=mask)
+    tl.store(qkv_ptr + at + HALF, (second * cos + first * sin).to(dtype), mask=mask)
+
+
+def qk_norm_rope(source: Tensor, positions: Tensor, rope: QkRope, qkv: Tensor) -> None:
+    """See rose.kernels.rope.qk_norm_rope."""
+    num_tokens = len(qkv)
+    all_heads = rope.rotated_heads + rope.num_kv_heads
+    splits = splits_of(source)
+    rows = _MANY_ROWS if num_tokens >= _MANY_TOKENS else _FEW_ROWS
+    half = rope.head_dim // 2
+    block = block_of(half)
+    heads = all_heads if splits > 1 else rope.rotated_heads
+    _qk_norm_rope[(ceil_div(num_tokens * heads, rows),)](
+        source,
+        positions,
+        rope.weight,
+        rope.cos_sin,
+        qkv,
+        num_tokens,
+        rope.eps,
+        SPLITS=splits,
+        QUERY_HEADS=rope.num_heads,
+        ROTATED_HEADS=rope.rotated_heads,
+        ALL_HEADS=all_heads,
+        HALF=half,
+        BLOCK=block,
+        ROWS=rows,
+        num_warps=warps_for(rows * block),
+    )

@@ -1,0 +1,68 @@
+"""Qwen3's per-head RMSNorm of queries and keys with rotary positions, on the packed QKV product."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from rose.kernels import dispatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class QkRope:
+    """How a row of qkv [T, (Hq + 2 Hk) D] is laid out, normed and rotated.
+
+    weight: [2, D], the norm's weights for queries, then for keys. cos_sin: f32[P, D] from `rope_table`.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+    weight: Tensor
+    cos_sin: Tensor
+
+    @property
+    def rotated_heads(self) -> int:
+        """Query and key heads; the value heads follow and stay as they are."""
+        return self.num_heads + self.num_kv_heads
+
+
+def rope_table(head_dim: int, theta: float, num_positions: int, device: torch.device | str) -> Tensor:
+    """f32[P, D]: cos of the D/2 angles of each position, then their sin. Angles are computed in f64.
+
+    fp32 rather than bf16: bf16 would cost as much accuracy as rounding q and k once more, and the table is
+    read from L2 (512 bytes a token beside 12 KB of q and k).
+    Source: Su et al., arXiv 2104.09864; rotate-half as in GPT-NeoX.
+    """
+    inverse = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angles = torch.outer(torch.arange(num_positions, dtype=torch.float64), inverse)
+    return torch.cat([angles.cos(), angles.sin()], dim=1).float().to(device)
+
+
+def qk_norm_rope(source: Tensor, positions: Tensor, rope: QkRope, qkv: Tensor) -> None:
+    """Write q and k, normed and rotated, and v, untouched, to qkv [T, (Hq + 2 Hk) D].
+
+    source: `qkv` itself (in place), or split-K partial sums [K, T, (Hq + 2 Hk) D] of it. positions: i32[T].
+    """
+    if dispatch.uses_triton(qkv):
+        from rose.kernels.jit import rope as jit
+
+        jit.qk_norm_rope(source, positions, rope, qkv)
+        return
+    if source.dim() == 3:
+        qkv.copy_(source.float().sum(0))
+    heads = qkv.view(len(qkv), -1, rope.head_dim)[:, : rope.rotated_heads]
+    rows = heads.float()
+    rows = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + rope.eps)
+    weight = rope.weight.float().repeat_interleave(
+        torch.tensor([rope.num_heads, rope.num_kv_heads], device=qkv.device), dim=0
+    )
+    first, second = (rows * weight).chunk(2, dim=-1)
+    cos, sin = rope.cos_sin[positions.long()].unsqueeze(1).chunk(2, dim=-1)
+    heads.copy_(torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1))
