@@ -77,7 +77,7 @@ class CudaEvent:
         raise CudaError(error, "cudaEventQuery")
 
     def synchronize(self) -> None:
-        """See `Event.synchronize`. Spins, so it wakes sooner than a blocking wait: for tools, not a server."""
+        """See `Event.synchronize`. Spins: it wakes sooner than a blocking wait, for tools, not a server."""
         check(runtime.cudaEventSynchronize(self._handle), "cudaEventSynchronize")
 
     def subscribe(self, callback: Callable[[], None]) -> bool:

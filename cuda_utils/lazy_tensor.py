@@ -1,4 +1,4 @@
-"""The result of device work that may still be running. Knows neither what the work is nor its result's type."""
+"""The result of device work that may still be running. Knows neither the work nor its result."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class PinnedSlot:
 
 
 class PinnedPool:
-    """Blocks of powers of two bytes. A slot may die in any thread: the free lists are deques, which are atomic.
+    """Blocks of powers of two bytes. A slot may die in any thread: the free lists are deques, so atomic.
 
     max_bytes: most bytes allocated at one time, free blocks included.
     """

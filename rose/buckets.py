@@ -1,0 +1,55 @@
+"""Which sizes a batch is padded to, so that few CUDA graphs serve all batches. Pure integers.
+
+Tokens: 16, 32, 64 (a short query's matrix products take 7 % less at 16 rows than at 64), then multiples of 64
+to 1024, of 128 to 2048 and of 256 beyond: 34 buckets up to 4096. Above 512 tokens padding adds up to 12.5 %,
+6 % on average; steps of 256 right from 1024 would save 4 of the 34 and pad 1025 tokens by 25 %.
+Sequences: powers of two. Empty sequences cost next to nothing, so finer steps would only multiply the graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+# (up to this many tokens, in multiples of this many)
+_TOKEN_STEPS = ((32, 16), (1024, 64), (2048, 128))
+_LAST_STEP = 256
+
+
+def token_bucket(num_tokens: int) -> int:
+    """The smallest bucket that holds `num_tokens` (>= 1) tokens."""
+    for limit, step in _TOKEN_STEPS:
+        if num_tokens <= limit:
+            return -(-num_tokens // step) * step
+    return -(-num_tokens // _LAST_STEP) * _LAST_STEP
+
+
+def sequence_bucket(num_seqs: int) -> int:
+    """The smallest power of two that is at least `num_seqs` (>= 1)."""
+    return 1 << (num_seqs - 1).bit_length()
+
+
+def token_buckets(max_tokens: int) -> Iterator[int]:
+    """Every bucket that a batch of 1 to `max_tokens` tokens can fall into, rising."""
+    bucket = 0
+    while bucket < max_tokens:
+        bucket = token_bucket(bucket + 1)
+        yield bucket
+
+
+def sequence_buckets(max_seqs: int) -> Iterator[int]:
+    """Every bucket that a batch of 1 to `max_seqs` sequences can fall into, rising."""
+    bucket = 1
+    yield bucket
+    while bucket < max_seqs:
+        bucket *= 2
+        yield bucket
+
+
+def shapes(max_tokens: int, max_seqs: int) -> Iterator[tuple[int, int]]:
+    """Every (token bucket, sequence bucket) that can occur, largest first, so that later ones reuse memory.
+
+    A batch has at least as many tokens as sequences: a token bucket holds no more sequences than tokens.
+    """
+    for tokens in reversed(list(token_buckets(max_tokens))):
+        for seqs in reversed(list(sequence_buckets(min(max_seqs, tokens, max_tokens)))):
+            yield tokens, seqs

@@ -1,0 +1,142 @@
+"""The engine on the CPU: one worker thread runs the steps, so the caller's loop never waits for a forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from cuda_utils.errors import DeviceError
+from cuda_utils.event import CpuEvent
+from cuda_utils.lazy_tensor import LazyTensor
+from cuda_utils.stream import CpuStream
+from rose.batch import BatchResult, EngineInfo, Int32, RaggedBatch
+from rose.device_batch import DeviceBatch, Outputs
+from rose.errors import EngineDeadError
+from rose.limits import StepLimits
+from rose.step_errors import as_engine_error, refuse_non_finite
+
+if TYPE_CHECKING:
+    from rose.attention.base import AttentionBackend
+    from rose.models.registry import Model
+
+
+class CpuEngine:
+    """Runs a model on the CPU behind the same contract as on a GPU."""
+
+    def __init__(
+        self,
+        model: Model,
+        attention: AttentionBackend,
+        info: EngineInfo,
+        limits: StepLimits,
+        num_threads: int,
+    ) -> None:
+        """num_threads: of one forward, beside the caller's thread."""
+        self._model = model
+        self._attention = attention
+        self._info = info
+        self._limits = limits
+        self._launched = self._finished = self._failed = self._tokens = self._seqs = 0
+        self._stream = CpuStream("rose-cpu", lambda: torch.set_num_threads(num_threads))
+
+    @property
+    def info(self) -> EngineInfo:
+        """See `rose.batch.Engine`."""
+        return self._info
+
+    def step(self, batch: RaggedBatch) -> LazyTensor[BatchResult]:
+        """See `rose.batch.Engine`. Any number of steps may wait; they run one at a time."""
+        longest = self._limits.check(batch)
+        step = _CpuStep(self._forward, batch, longest)
+        event = CpuEvent()
+        try:
+            self._stream.launch(step.run)
+            event.record(self._stream)
+        except DeviceError as error:
+            raise EngineDeadError(str(error)) from error
+        self._launched += 1
+        self._tokens += batch.num_tokens
+        self._seqs += batch.num_seqs
+        return LazyTensor(event, step.collect)
+
+    def stats(self) -> Mapping[str, object]:
+        """See `rose.batch.Engine`."""
+        return {
+            "steps": self._launched,
+            "failed_steps": self._failed,
+            "in_flight": self._launched - self._finished,
+            "tokens": self._tokens,
+            "padded_tokens": 0,
+            "sequences": self._seqs,
+        }
+
+    def close(self) -> None:
+        """See `rose.batch.Engine`."""
+        self._stream.close()
+
+    def _forward(self, batch: RaggedBatch, longest: int) -> BatchResult:
+        """Run the model; on the worker's thread only."""
+        rows = (batch.num_seqs, self._info.dimensions)
+        vectors = np.empty(rows, np.float32)
+        int8 = np.empty(rows, np.int8) if self._info.has_int8 else None
+        outputs = Outputs(torch.from_numpy(vectors), None if int8 is None else torch.from_numpy(int8))
+        try:
+            with torch.inference_mode():
+                self._attention.plan(batch.cu_seqlens, batch.num_tokens, 0)
+                self._model.forward(_tensors(batch, longest, self._attention), outputs)
+            refuse_non_finite(vectors)
+        except Exception:
+            self._failed += 1
+            raise
+        finally:
+            self._finished += 1
+        return BatchResult(vectors, int8)
+
+
+class _CpuStep:
+    """Carries one step's outcome from the worker's thread to whoever collects it."""
+
+    def __init__(
+        self, forward: Callable[[RaggedBatch, int], BatchResult], batch: RaggedBatch, longest: int
+    ) -> None:
+        self._forward = forward
+        self._batch: RaggedBatch | None = batch
+        self._longest = longest
+        self._outcome: BatchResult | Exception | None = None
+
+    def run(self) -> None:
+        batch, self._batch = self._batch, None
+        if batch is None:
+            raise RuntimeError("a step runs once")
+        try:
+            self._outcome = self._forward(batch, self._longest)
+        except Exception as error:
+            self._outcome = error
+
+    def collect(self, error: DeviceError | None) -> BatchResult:
+        outcome = self._outcome
+        if isinstance(outcome, BatchResult):
+            return outcome
+        if outcome is None:
+            raise EngineDeadError(f"the engine can run no further step: {error}") from error
+        raise as_engine_error(outcome) from outcome
+
+
+def _tensors(batch: RaggedBatch, longest: int, attention: AttentionBackend) -> DeviceBatch:
+    types = batch.token_type_ids
+    return DeviceBatch(
+        input_ids=_tensor(batch.input_ids),
+        cu_seqlens=_tensor(batch.cu_seqlens),
+        token_type_ids=None if types is None else _tensor(types),
+        host_cu_seqlens=batch.cu_seqlens,
+        max_seqlen=longest,
+        attention=attention,
+    )
+
+
+def _tensor(array: Int32) -> torch.Tensor:
+    """Shares memory; torch warns about read-only arrays (views of bytes received), so those are copied."""
+    return torch.from_numpy(np.require(array, np.int32, "CW"))

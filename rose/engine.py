@@ -1,0 +1,147 @@
+"""From a model folder and options to a running engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from rose.attention.policy import load_backends
+from rose.batch import Engine, EngineInfo
+from rose.buckets import token_bucket
+from rose.config import ModelConfig, load_config
+from rose.cpu_engine import CpuEngine
+from rose.engine_options import DEFAULT_BATCH_TOKENS
+from rose.engine_options import EngineOptions as EngineOptions
+from rose.errors import ModelLoadError
+from rose.limits import StepLimits
+from rose.models.registry import build_model
+from rose.weights import dummy_weights, open_weights
+
+if TYPE_CHECKING:
+    from rose.attention.base import AttentionBackend
+    from rose.models.registry import Model
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What both kinds of engine are made of."""
+
+    model: Model
+    backends: Mapping[str, AttentionBackend]
+    info: EngineInfo
+    limits: StepLimits
+
+
+def load_engine(folder: Path, options: EngineOptions, *, dummy: bool, model_name: str) -> Engine:
+    """Load the model in `folder` and start an engine for it; blocks for seconds.
+
+    dummy: seeded random weights instead of the folder's. model_name: what EngineInfo says.
+
+    Raises:
+        ModelLoadError: the folder, the options or the device do not allow it.
+    """
+    config = load_config(folder)
+    device = _device(options.device)
+    dtype = _dtype(options.dtype, device, config)
+    max_batch_tokens, max_model_len = _lengths(options, config)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    weights = dummy_weights(config, options.seed, device) if dummy else open_weights(folder)
+    try:
+        model = build_model(config, weights, dtype, device, token_bucket(max_batch_tokens))
+    except torch.OutOfMemoryError as error:
+        raise ModelLoadError(
+            f"{model_name} does not fit on {device}: lower --max-batch-tokens ({error})"
+        ) from error
+    backends = load_backends(model.attention_spec)
+    info = EngineInfo(
+        model=model_name,
+        architecture=config.architecture,
+        dtype=str(dtype).removeprefix("torch."),
+        device=_device_name(device),
+        dimensions=1 if config.task == "score" else config.hidden_size,
+        vocab_size=config.vocab_size,
+        max_model_len=max_model_len,
+        max_batch_tokens=max_batch_tokens,
+        max_batch_seqs=options.max_batch_seqs,
+        pooling=config.pooling,
+        normalize=config.normalize,
+        has_int8=config.quantizer == "tanh_int8",
+        attention=tuple(backends),
+    )
+    limits = StepLimits(
+        max_batch_tokens, options.max_batch_seqs, max_model_len, config.vocab_size, config.type_vocab_size
+    )
+    return _start(_Loaded(model, backends, info, limits), options, device)
+
+
+def _start(loaded: _Loaded, options: EngineOptions, device: torch.device) -> Engine:
+    if device.type == "cpu":
+        attention = next(iter(loaded.backends.values()))
+        threads = options.num_threads or _usable_cpus()
+        return CpuEngine(loaded.model, attention, loaded.info, loaded.limits, threads)
+    from rose.cuda_engine import CudaEngine  # brings in what a CPU server never needs
+
+    return CudaEngine(loaded.model, loaded.backends, loaded.info, loaded.limits, options)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ModelLoadError(f"--device {name}: not a device; use auto, cpu or cuda") from error
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda":
+        raise ModelLoadError(f"--device {name}: only cpu and cuda are supported")
+    index = device.index or 0
+    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+        raise ModelLoadError(f"--device {name}: no such CUDA device here; use --device cpu")
+    return torch.device("cuda", index)
+
+
+def _device_name(device: torch.device) -> str:
+    return "cpu" if device.type == "cpu" else f"{device} {torch.cuda.get_device_name(device)}"
+
+
+def _dtype(name: str, device: torch.device, config: ModelConfig) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in _DTYPES:
+        raise ModelLoadError(f"--dtype {name}: use auto, {', '.join(_DTYPES)}")
+    # Qwen3 was trained in bfloat16; its residual stream leaves float16's range and vectors become NaN.
+    # Source: reports on the published pplx-embed weights in float16.
+    if name == "float16" and config.architecture == "qwen3":
+        raise ModelLoadError("--dtype float16: this model overflows in float16; use bfloat16 or float32")
+    return _DTYPES[name]
+
+
+def _lengths(options: EngineOptions, config: ModelConfig) -> tuple[int, int]:
+    """max_batch_tokens and max_model_len, such that every accepted sequence fits into one step."""
+    wanted = options.max_model_len or config.max_model_len
+    if wanted > config.max_model_len:
+        raise ModelLoadError(f"--max-model-len {wanted}: this model takes {config.max_model_len} tokens")
+    if options.max_batch_tokens is None:
+        return max(DEFAULT_BATCH_TOKENS, wanted), wanted
+    if options.max_model_len is not None and wanted > options.max_batch_tokens:
+        raise ModelLoadError(
+            f"--max-model-len {wanted} exceeds --max-batch-tokens {options.max_batch_tokens}: "
+            "a sequence is never split, raise the latter"
+        )
+    return options.max_batch_tokens, min(wanted, options.max_batch_tokens)
+
+
+def _usable_cpus() -> int:
+    """CPUs this process may run on, which in a container are fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

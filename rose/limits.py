@@ -1,0 +1,62 @@
+"""What a step accepts. On the device an id out of range is an illegal access, which kills the process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rose.batch import RaggedBatch
+from rose.errors import StepError
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """Limits of one loaded model. type_vocab_size: 0 for models without token types."""
+
+    max_batch_tokens: int
+    max_batch_seqs: int
+    max_model_len: int
+    vocab_size: int
+    type_vocab_size: int
+
+    def check(self, batch: RaggedBatch) -> int:
+        """Length of the longest sequence of `batch`, in tokens. About 10 µs.
+
+        Raises:
+            StepError: the batch is empty, too large or malformed; the message names the value and the limit.
+        """
+        num_seqs, num_tokens = batch.num_seqs, batch.num_tokens
+        if not 1 <= num_seqs <= self.max_batch_seqs:
+            raise StepError(f"batch has {num_seqs} sequences; a step takes 1 to {self.max_batch_seqs}")
+        if num_tokens > self.max_batch_tokens:
+            raise StepError(f"batch has {num_tokens} tokens; a step takes {self.max_batch_tokens}")
+        cu_seqlens = batch.cu_seqlens
+        if cu_seqlens[0] != 0 or cu_seqlens[-1] != num_tokens:
+            raise StepError(
+                f"offsets span {cu_seqlens[0]}..{cu_seqlens[-1]}; the batch has {num_tokens} tokens"
+            )
+        lengths = cu_seqlens[1:] - cu_seqlens[:-1]
+        longest = int(lengths.max())
+        if longest > self.max_model_len:
+            raise StepError(f"sequence has {longest} tokens; this model takes {self.max_model_len}")
+        if lengths.min() < 1:
+            raise StepError("batch has an empty sequence")
+        _check_range(batch.input_ids, self.vocab_size, "token id")
+        if batch.token_type_ids is not None:
+            self._check_types(batch)
+        return longest
+
+    def _check_types(self, batch: RaggedBatch) -> None:
+        types = batch.token_type_ids
+        if types is None or len(types) != batch.num_tokens:
+            raise StepError(f"batch has {batch.num_tokens} tokens but not as many token types")
+        # A model without a table of types ignores zeros, which mean "all of one kind".
+        _check_range(types, max(self.type_vocab_size, 1), "token type")
+
+
+def _check_range(ids: np.ndarray[tuple[int], np.dtype[np.int32]], limit: int, noun: str) -> None:
+    # Seen as unsigned, a negative number is a huge one: one reduction checks both ends.
+    if int(ids.view(np.uint32).max()) >= limit:
+        wrong = ids[(ids < 0) | (ids >= limit)][0]
+        raise StepError(f"{noun} {wrong} is out of range; this model takes 0 to {limit - 1}")
