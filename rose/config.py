@@ -23,7 +23,8 @@ Json = Mapping[str, object]
 class ModelConfig:
     """Shapes and outputs of one model. Lengths in tokens.
 
-    architecture: "bert" (BERT, RoBERTa, XLM-R) or "qwen3" (bidirectional and causal). task: "score" for rerankers.
+    architecture: "bert" (BERT, RoBERTa, XLM-R) or "qwen3" (bidirectional and causal).
+    task: "embed", or "score" for rerankers.
     head_dim: as the file says; not always hidden_size / num_heads.
     max_positions: rows of the position table, or the longest position RoPE was trained for.
     position_offset: position of a sequence's first token (RoBERTa and XLM-R: pad_token_id + 1).
@@ -66,9 +67,8 @@ class _Head:
     quantizer: Literal["tanh_int8"] | None = None
 
 
-# What each class computes when no modules.json says more; None: the class alone does not tell.
-# sentence-transformers also takes the mean of a bare encoder. A bare causal language model is read as a scorer.
-# Source: facts of the model repositories; sentence-transformers 6.2, SentenceTransformer._load_default_modules.
+# What each class computes when no modules.json says more. As in sentence-transformers, a bare encoder gives its
+# mean; a bare causal language model is more likely a scorer than an embedder, so it is read as one.
 _PPLX = _Head("embed", "mean", False, "tanh_int8")
 _CLASSES: dict[str, tuple[Literal["bert", "qwen3"], _Head]] = {
     "BertModel": ("bert", _Head("embed")),
@@ -114,7 +114,7 @@ def load_config(folder: Path) -> ModelConfig:
 
 
 def _class_name(fields: Json, path: Path) -> str:
-    """The first class of `architectures`, or the one auto_map names when the repository brings its own code."""
+    """The first known class of `architectures`, or the one that auto_map names."""
     architectures = fields.get("architectures")
     names = [str(name) for name in architectures] if isinstance(architectures, list) else []
     auto_map = fields.get("auto_map")
@@ -194,7 +194,7 @@ def _qwen3(fields: Json, path: Path, head: _Head) -> ModelConfig:
 
 
 def _rope_theta(fields: Json, path: Path) -> float:
-    """From rope_parameters (transformers 5) or rope_theta; scaled variants (YaRN, linear, ...) are refused."""
+    """From rope_parameters (transformers 5) or rope_theta; scaled variants (YaRN, linear) are refused."""
     parameters = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     if not isinstance(parameters, dict):
         raise ModelLoadError(f"{path}: rope_parameters is not an object")

@@ -26,7 +26,7 @@ def reference_vectors(
     token_type_ids: Sequence[Int32] | None = None,
     device: str = "cpu",
 ) -> Tensor:
-    """Pooled vectors f32[B, D], not normalised, of `sequences` (each i32[n]); an empty sequence gives zeros."""
+    """Pooled vectors f32[B, D], not normalised, of `sequences` (each i32[n]); zeros for an empty one."""
     read = _Reader(weights, torch.device(device))
     forward = _bert if config.architecture == "bert" else _qwen3
     vectors = torch.zeros(len(sequences), config.hidden_size)

@@ -65,12 +65,12 @@ class MappedWeights:
         tensor = self._tensors[found]
         if tuple(tensor.shape) != shape:
             raise ModelLoadError(
-                f"{self._origin}: tensor {found!r} has shape {list(tensor.shape)}; the config asks for {list(shape)}"
+                f"{self._origin}: tensor {found!r} has shape {list(tensor.shape)}, config.json wants {list(shape)}"
             )
         return tensor
 
     def _find(self, name: str) -> str:
-        """The stored spelling of `name`: with any prefix, and LayerNorm.gamma/beta as the first BERTs had it."""
+        """The stored spelling of `name`: any prefix, and LayerNorm.gamma/beta as the first BERTs had it."""
         old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
         for spelling in (name, old):
             for prefix in _PREFIXES:
@@ -100,7 +100,7 @@ class DummyWeights:
 
 
 def dummy_weights(config: ModelConfig, seed: int = 0, device: torch.device | str = "cpu") -> WeightSource:
-    """Seeded random weights for `config`, made on `device` (0.6B parameters: 3 s on a CPU, 10 ms on a GPU)."""
+    """Seeded random weights for `config`, made on `device`."""
     del config  # every tensor is made from its name and shape alone
     return DummyWeights(seed, device)
 

@@ -1,0 +1,38 @@
+"""Sort a batch's sequences by length, so that a CPU backend can take equal ones together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from rose.device_batch import DeviceBatch
+
+
+def sorted_by_length(batch: DeviceBatch) -> tuple[DeviceBatch, torch.Tensor | None]:
+    """The batch with its sequences in order of length, and row i's place in the old order: i64[S].
+
+    None in place of the rows if the order was right already. What a backend's `plan` was told of the old order
+    no longer holds, so only for those that plan nothing (on a CPU: all).
+    """
+    offsets = batch.host_cu_seqlens
+    lengths = np.diff(offsets)
+    if (lengths[1:] >= lengths[:-1]).all():
+        return batch, None
+    order = np.argsort(lengths, kind="stable")
+    sorted_offsets = np.zeros_like(offsets)
+    np.cumsum(lengths[order], out=sorted_offsets[1:])
+    shift = np.repeat(offsets[:-1][order] - sorted_offsets[:-1], lengths[order])
+    tokens = torch.from_numpy(np.arange(sorted_offsets[-1], dtype=np.int64) + shift)
+    types = batch.token_type_ids
+    reordered = replace(
+        batch,
+        input_ids=batch.input_ids[tokens],
+        cu_seqlens=torch.from_numpy(sorted_offsets),
+        token_type_ids=None if types is None else types[tokens],
+        host_cu_seqlens=sorted_offsets,
+    )
+    return reordered, torch.from_numpy(order)

@@ -1,0 +1,55 @@
+"""Which class builds which architecture, and what every model has in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from rose.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    import torch
+
+    from rose.attention.base import AttentionSpec
+    from rose.config import ModelConfig
+    from rose.device_batch import DeviceBatch, Outputs
+    from rose.weights import WeightSource
+
+
+class Model(Protocol):
+    """A whole model, from token ids to pooled vectors."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """Shapes and outputs."""
+        ...
+
+    @property
+    def attention_spec(self) -> AttentionSpec:
+        """What the attention backends in DeviceBatch must be built for."""
+        ...
+
+    def forward(self, batch: DeviceBatch, outputs: Outputs) -> None:
+        """Enqueue the forward of `batch` and write `outputs`; on a GPU without allocating or waiting."""
+        ...
+
+
+def build_model(
+    config: ModelConfig, weights: WeightSource, dtype: torch.dtype, device: torch.device, max_tokens: int
+) -> Model:
+    """Read the weights onto `device`. max_tokens: the most tokens of one batch, padding included.
+
+    Raises:
+        ModelLoadError: a tensor is missing or has a wrong shape, or the model's head is not supported.
+    """
+    if config.task == "score":
+        raise ModelLoadError(
+            f"this {config.architecture} model scores pairs of texts, or is a language model without the Pooling "
+            "module that modules.json names; only embedding models are supported"
+        )
+    if config.architecture == "bert":
+        from rose.models.bert import BertModel
+
+        return BertModel(config, weights, dtype, device, max_tokens)
+    from rose.models.qwen3 import Qwen3Model
+
+    return Qwen3Model(config, weights, dtype, device, max_tokens)
