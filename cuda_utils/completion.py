@@ -70,8 +70,8 @@ class Poller:
     polls: how often a device was asked. Runs only while someone waits.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.monotonic) -> None:
-        self._loop = loop
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        # Keeps no reference to its loop, which only has a weak one to it in _POLLERS.
         self._clock = clock
         self._waits: list[_Wait] = []
         self._timer: asyncio.Handle | None = None
@@ -79,7 +79,7 @@ class Poller:
 
     def wait(self, pending: Pending) -> asyncio.Future[None]:
         """A future resolved (never failed) once `pending` is done. Cancelling it harms nobody else."""
-        future: asyncio.Future[None] = self._loop.create_future()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         insort(self._waits, _Wait(pending.order, pending, future, self._clock()))
         if self._waits[0].future is future:  # the new oldest may be due before the timer in force
             self._schedule()
@@ -93,7 +93,8 @@ class Poller:
             self._timer.cancel()
         oldest = self._waits[0]
         pause = pause_s(self._clock(), oldest.since_s, oldest.pending.due_s)
-        self._timer = self._loop.call_later(pause, self._poll) if pause else self._loop.call_soon(self._poll)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(pause, self._poll) if pause else loop.call_soon(self._poll)
 
     def _poll(self) -> None:
         self._timer = None
@@ -115,7 +116,7 @@ def poller_of(loop: asyncio.AbstractEventLoop) -> Poller:
     """The one poller of `loop`."""
     poller = _POLLERS.get(loop)
     if poller is None:
-        poller = _POLLERS[loop] = Poller(loop)
+        poller = _POLLERS[loop] = Poller()
     return poller
 
 

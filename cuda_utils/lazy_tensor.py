@@ -20,6 +20,7 @@ _ORDER = itertools.count()
 class LazyTensor(Generic[T]):
     """An event, and a function that turns what the work left in host memory into a value, run once after it.
 
+    Whoever records the event anew must have seen `done` first: that fetches the value.
     Used from one thread. It may be awaited many times, by many tasks; cancelling one disturbs no other.
 
     order: rises with creation, which must follow the order of launches on the stream.
@@ -51,18 +52,18 @@ class LazyTensor(Generic[T]):
 
     @property
     def done(self) -> bool:
-        """Whether `result` returns or raises without waiting."""
+        """Whether `result` returns or raises without waiting. Fetches the value as soon as it can be had."""
         if self._finish is None:
             return True
+        error: DeviceError | None = None
         try:
-            if self._event.query():
-                return True
-        except DeviceError as error:
-            self.settle(error)
-            return True
-        if time.monotonic() < self._deadline_s:
-            return False
-        self.settle(DeviceHungError(self._limit_s))
+            if not self._event.query():
+                if time.monotonic() < self._deadline_s:
+                    return False
+                error = DeviceHungError(self._limit_s)
+        except DeviceError as reported:
+            error = reported
+        self._settle(error)
         return True
 
     def result(self) -> T:
@@ -72,12 +73,12 @@ class LazyTensor(Generic[T]):
             Exception: what `finish` raised.
         """
         if self._finish is not None:
-            error = None
+            error: DeviceError | None = None
             try:
                 self._event.synchronize()
             except DeviceError as reported:
                 error = reported
-            self.settle(error)
+            self._settle(error)
         if self._error is not None:
             raise self._error.with_traceback(None)
         return self._value
@@ -88,11 +89,7 @@ class LazyTensor(Generic[T]):
             yield from completed(self, self._event.subscribe)
         return self.result()
 
-    def settle(self, error: DeviceError | None) -> None:
-        """Fetch the value now. For the owner of the event, which must do so before it records the event anew.
-
-        error: the device's, if the work failed. Does nothing when the value is there already.
-        """
+    def _settle(self, error: DeviceError | None) -> None:
         finish, self._finish = self._finish, None
         if finish is None:
             return

@@ -139,4 +139,4 @@ def _tensors(batch: RaggedBatch, longest: int, attention: AttentionBackend) -> D
 
 def _tensor(array: Int32) -> torch.Tensor:
     """Shares memory; torch warns about read-only arrays (views of bytes received), so those are copied."""
-    return torch.from_numpy(np.require(array, np.int32, "CW"))
+    return torch.from_numpy(np.require(array, np.int32, ("C", "W")))

@@ -1,0 +1,243 @@
+"""A LazyTensor gives one outcome to all who ask, and wakes its loop by asking no more than needed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cuda_utils import completion
+from cuda_utils.completion import FAR_S, NAP_S, SPIN_S, WAKE_EARLY_S, Poller, pause_s, poller_of
+from cuda_utils.errors import DeviceError, DeviceHungError
+from cuda_utils.lazy_tensor import LazyTensor
+from tests.virtual_loop import TURN_S, run_virtual
+
+
+class AskedEvent:
+    """As a CUDA event: has to be asked. Passed after `queries` questions; fails with `error` if given."""
+
+    def __init__(self, queries: float, error: DeviceError | None = None) -> None:
+        self.left = queries
+        self.error = error
+        self.synchronized = 0
+
+    def query(self) -> bool:
+        self.left -= 1
+        if self.left > 0:
+            return False
+        if self.error is not None:
+            raise self.error
+        return True
+
+    def synchronize(self) -> None:
+        self.synchronized += 1
+        self.left = 0
+        self.query()
+
+    def subscribe(self, callback: Callable[[], None]) -> bool:
+        return False
+
+
+def value_or_error(error: DeviceError | None) -> str:
+    if error is not None:
+        raise ValueError("step failed") from error
+    return "value"
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Runs a coroutine function on either kind of loop, with a hard timeout."""
+
+    def run_on(main: Callable[[], object]) -> None:
+        async def bounded() -> None:
+            await asyncio.wait_for(main(), 20)  # type: ignore[arg-type]
+
+        factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(bounded())
+
+    return run_on
+
+
+def test_result_always_waits_for_the_event_and_finishes_once() -> None:
+    calls = list[object]()
+    event = AskedEvent(5)
+    lazy = LazyTensor(event, lambda error: calls.append(error) or "value")
+    assert not lazy.done
+    assert lazy.result() == lazy.result() == "value"
+    assert event.synchronized == 1
+    assert calls == [None]
+    assert lazy.done
+
+
+def test_the_devices_error_reaches_finish_and_its_error_every_caller(run: Callable[..., None]) -> None:
+    broken = DeviceError("illegal address", sticky=True)
+
+    async def main() -> None:
+        for queries in (1, 4):
+            lazy = LazyTensor(AskedEvent(queries, broken), value_or_error)
+            for _ in range(2):
+                with pytest.raises(ValueError, match="step failed") as caught:
+                    await lazy
+                assert caught.value.__cause__ is broken
+        blocking = LazyTensor(AskedEvent(4, broken), value_or_error)
+        with pytest.raises(ValueError, match="step failed"):
+            blocking.result()
+
+    run(main)
+
+
+def test_many_awaiters_one_cancelled(run: Callable[..., None]) -> None:
+    async def main() -> None:
+        lazy = LazyTensor(AskedEvent(50), value_or_error)
+
+        async def wait() -> str:
+            return await lazy
+
+        tasks = [asyncio.create_task(wait()) for _ in range(4)]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        tasks[2].cancel()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [asyncio.CancelledError, str] * 2
+        assert await lazy == "value"
+
+    run(main)
+
+
+def test_only_the_oldest_is_asked_and_all_are_woken_in_order(run: Callable[..., None]) -> None:
+    async def main() -> None:
+        events = [AskedEvent(20), AskedEvent(2), AskedEvent(2)]
+        lazies = [LazyTensor(event, value_or_error) for event in events]
+        woken = list[int]()
+
+        async def wait(number: int) -> None:
+            await lazies[number]
+            woken.append(number)
+
+        await asyncio.gather(*(wait(number) for number in (2, 0, 1)))
+        assert woken == [0, 1, 2]
+        assert [event.left for event in events] == [0, 0, 0]  # none was asked more than it took
+
+    run(main)
+
+
+def test_nothing_is_asked_when_nothing_is_awaited(run: Callable[..., None]) -> None:
+    async def main() -> None:
+        poller = poller_of(asyncio.get_running_loop())
+        await LazyTensor(AskedEvent(5), value_or_error)
+        forever = asyncio.ensure_future(awaiting(LazyTensor(AskedEvent(float("inf")), value_or_error)))
+        await asyncio.sleep(0)
+        forever.cancel()
+        await asyncio.sleep(0.01)  # at most one more turn finds the awaiter gone
+        before = poller.polls
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert poller.polls == before
+        assert "armed=False" in repr(poller)
+
+    run(main)
+
+
+def test_a_hung_step_fails_its_awaiter_and_does_not_keep_a_core_busy(run: Callable[..., None]) -> None:
+    async def main() -> None:
+        poller = poller_of(asyncio.get_running_loop())
+        lazy = LazyTensor(AskedEvent(float("inf")), value_or_error, limit_s=0.1)
+        with pytest.raises(ValueError, match="step failed") as caught:
+            await lazy
+        assert isinstance(caught.value.__cause__, DeviceHungError)
+        assert lazy.done
+        turns_if_spinning = 0.1 / 20e-6
+        assert poller.polls < turns_if_spinning / 2
+
+    run(main)
+
+
+def test_a_distant_step_is_left_alone_until_just_before_it_is_due() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        poller = Poller(loop.time)
+        pending = PassesAt(loop.time, due_s=10.0)
+        await poller.wait(pending)
+        assert loop.time() - 10.0 < 2 * TURN_S
+        assert poller.polls <= WAKE_EARLY_S / TURN_S + 2
+        assert pending.asked_first_s >= 10.0 - WAKE_EARLY_S - TURN_S
+
+    run_virtual(main())
+
+
+def test_a_step_without_a_prediction_is_asked_each_turn_and_then_at_leisure() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        poller = Poller(loop.time)
+        await poller.wait(PassesAt(loop.time, 5.0, due_s=None))
+        assert loop.time() - 5.0 <= 2 * NAP_S
+        assert 4.9 / NAP_S < poller.polls < SPIN_S / TURN_S + 5.0 / NAP_S + 2
+
+    run_virtual(main())
+
+
+async def test_a_nearer_step_awaited_later_does_not_wait_for_the_timer_of_a_distant_one() -> None:
+    near = LazyTensor(AskedEvent(3), value_or_error)
+    distant = LazyTensor(AskedEvent(3), value_or_error, due_s=completion.time.monotonic() + 60)
+    waiting = asyncio.ensure_future(awaiting(distant))
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(awaiting(near), 5) == "value"
+    waiting.cancel()
+
+
+@given(now=st.floats(0, 100), since=st.floats(0, 100), due=st.one_of(st.none(), st.floats(0, 100)))
+def test_a_pause_never_oversleeps_the_predicted_finish(now: float, since: float, due: float | None) -> None:
+    pause = pause_s(now, since, due)
+    assert pause >= 0
+    if due is not None and now < due:
+        assert now + pause <= due
+    if due is not None and due - now > FAR_S:
+        assert pause > 0
+    if due is not None and 0 <= due - now <= FAR_S:
+        assert pause == 0
+    if now - max(since, due or 0) > SPIN_S:
+        assert pause == NAP_S or (due is not None and due > now)
+
+
+def test_a_loop_has_one_poller_which_does_not_keep_it_alive(run: Callable[..., None]) -> None:
+    loops = list[weakref.ref[asyncio.AbstractEventLoop]]()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loops.append(weakref.ref(loop))
+        await LazyTensor(AskedEvent(5), value_or_error)
+        assert poller_of(loop) is poller_of(loop)
+
+    run(main)
+    gc.collect()
+    assert loops[0]() is None
+
+
+async def awaiting(lazy: LazyTensor[str]) -> str:
+    return await lazy
+
+
+class PassesAt:
+    """Pending until a moment of `clock`, which by default is when it is due."""
+
+    order = 0
+
+    def __init__(
+        self, clock: Callable[[], float], passes_s: float | None = None, *, due_s: float | None
+    ) -> None:
+        self.due_s = due_s
+        self.asked_first_s = 0.0
+        self._clock = clock
+        self._passes_s = passes_s if passes_s is not None else due_s or 0.0
+
+    @property
+    def done(self) -> bool:
+        self.asked_first_s = self.asked_first_s or self._clock()
+        return self._clock() >= self._passes_s
