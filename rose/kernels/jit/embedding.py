@@ -30,10 +30,12 @@ def _position(cu_seqlens_ptr, num_seqs, token, SCAN: tl.constexpr):
     A vector load and a maximum beat a binary search, whose eight loads would wait for each other.
     """
     start = 0
-    for base in range(0, num_seqs + 1, SCAN):
+    base = 0
+    while base <= num_seqs:
         at = base + tl.arange(0, SCAN)
         offsets = tl.load(cu_seqlens_ptr + at, mask=at <= num_seqs, other=0)
         start = tl.maximum(start, tl.max(tl.where(offsets <= token, offsets, 0), axis=0))
+        base += SCAN
     total = tl.load(cu_seqlens_ptr + num_seqs)
     return tl.where(token < total, token - start, 0)
 

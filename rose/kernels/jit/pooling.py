@@ -68,8 +68,8 @@ def _sum_parts(
     cols = tl.arange(0, BLOCK)[None, :]
     split_stride = tl.cast(num_tokens, tl.int64) * HIDDEN
     total = tl.zeros([ROWS, BLOCK], tl.float32)
-    for first in range(start, end, ROWS):
-        rows = (first + tl.arange(0, ROWS))[:, None]
+    while start < end:
+        rows = (start + tl.arange(0, ROWS))[:, None]
         mask = (rows < end) & (cols < HIDDEN)
         at = rows.to(tl.int64) * HIDDEN + cols
         x = load_sum(x_ptr, at, mask, split_stride, SPLITS)
@@ -77,6 +77,7 @@ def _sum_parts(
             x += tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
             x = rms_scaled(x, eps, HIDDEN)
         total += x
+        start += ROWS
     out = tl.arange(0, BLOCK)
     at = (sequence * parts + part).to(tl.int64) * HIDDEN + out
     tl.store(scratch_ptr + at, tl.sum(total, axis=0), mask=out < HIDDEN)
@@ -101,10 +102,12 @@ def _finish_mean(
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < HIDDEN
     total = tl.zeros([ROWS, BLOCK], tl.float32)
-    for first in range(0, parts, ROWS):
+    first = 0
+    while first < parts:
         rows = (first + tl.arange(0, ROWS))[:, None]
         at = (sequence * parts + rows).to(tl.int64) * HIDDEN + cols[None, :]
         total += tl.load(scratch_ptr + at, mask=(rows < parts) & mask[None, :], other=0.0)
+        first += ROWS
     vector = tl.sum(total, axis=0) / tl.maximum(length, 1).to(tl.float32)
     if NORM:
         vector *= tl.load(weight_ptr + cols, mask=mask, other=0.0).to(tl.float32)

@@ -1,0 +1,42 @@
+"""Each Triton kernel against its plain version: in Triton's interpreter, or natively where there is a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+
+import pytest
+import torch
+
+collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["test_*.py"]
+
+Close = Callable[[torch.Tensor, torch.Tensor], None]
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    """Where the kernels run."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(scope="session")
+def close() -> Close:
+    """Equal to one unit in the last place of bf16 (the interpreter truncates), or to 2e-5 in fp32."""
+
+    def check(actual: torch.Tensor, expected: torch.Tensor) -> None:
+        assert actual.dtype == expected.dtype and actual.shape == expected.shape
+        tolerance = 2.0**-7 if actual.dtype == torch.bfloat16 else 2e-5
+        torch.testing.assert_close(actual.float(), expected.float(), rtol=tolerance, atol=tolerance)
+
+    return check
+
+
+@pytest.fixture
+def poisoned(device: str) -> Callable[..., torch.Tensor]:
+    """Outputs that hold NaN (or 77 in integers) until a kernel writes every element."""
+
+    def make(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+        fill = float("nan") if dtype.is_floating_point else 77
+        return torch.full(shape, fill, dtype=dtype, device=device)
+
+    return make

@@ -1,0 +1,97 @@
+"""Embedding kernels: rows, norms, and positions from offsets with empty sequences and padding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rose.kernels import embedding
+from rose.kernels.jit import embedding as jit
+from rose.kernels.norm import LayerNorm, RmsNorm
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def _offsets(lengths: list[int], device: str) -> torch.Tensor:
+    return torch.tensor([0, *lengths], device=device).cumsum(0).int()
+
+
+def _places(lengths: list[int], padding: int) -> list[int]:
+    return [place for length in lengths for place in range(length)] + [0] * padding
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [48, 1024])
+@pytest.mark.parametrize("lengths", [[1], [3, 0, 4, 0], [0, 0, 2]])
+def test_embed_tokens(lengths, hidden, dtype, device, close, poisoned):
+    padding = 2
+    num_tokens = sum(lengths) + padding
+    table = torch.randn(50, hidden, device=device).to(dtype)
+    ids = torch.randint(0, 50, (num_tokens,), device=device).int()
+    norm = RmsNorm(torch.randn(hidden, device=device).to(dtype), 1e-6)
+    out = embedding.EmbeddedTokens(
+        poisoned(num_tokens, hidden, dtype=dtype),
+        poisoned(num_tokens, hidden, dtype=dtype),
+        poisoned(num_tokens, dtype=torch.int32),
+    )
+    jit.embed_tokens(ids, _offsets(lengths, device), table, norm, out)
+
+    rows = table[ids.long()]
+    assert torch.equal(out.residual, rows)
+    expected = torch.nn.functional.rms_norm(rows.float(), (hidden,), norm.weight.float(), norm.eps)
+    close(out.hidden, expected.to(dtype))
+    assert out.positions.tolist() == _places(lengths, padding)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("types", ["none", "zero", "given"])
+@pytest.mark.parametrize("offset", [0, 2])
+def test_embed_bert(offset, types, dtype, device, close, poisoned):
+    hidden, lengths, padding = 72, [2, 0, 3], 1
+    num_tokens = sum(lengths) + padding
+    word, position, token_type = (torch.randn(n, hidden, device=device).to(dtype) for n in (40, 9, 2))
+    norm = LayerNorm(*(torch.randn(hidden, device=device).to(dtype) for _ in range(2)), 1e-12)
+    tables = embedding.BertTables(word, position, None if types == "none" else token_type, norm, offset)
+    ids = torch.randint(0, 40, (num_tokens,), device=device).int()
+    kinds = torch.randint(0, 2, (num_tokens,), device=device).int() if types == "given" else None
+    out = poisoned(num_tokens, hidden, dtype=dtype)
+    jit.embed_bert(ids, _offsets(lengths, device), kinds, tables, out)
+
+    places = torch.tensor(_places(lengths, padding), device=device) + offset
+    total = word[ids.long()].float() + position[places].float()
+    if types != "none":
+        total += token_type[kinds.long() if kinds is not None else torch.zeros_like(places)].float()
+    expected = torch.nn.functional.layer_norm(total, (hidden,), norm.weight.float(), norm.bias.float(), 1e-12)
+    close(out, expected.to(dtype))
+
+    plain = torch.empty(num_tokens, hidden, dtype=dtype, device=device)
+    if device == "cpu":
+        embedding.embed_bert(ids, _offsets(lengths, device), kinds, tables, plain)
+        close(plain, expected.to(dtype))
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=20), st.integers(0, 5))
+def test_token_positions(lengths, padding):
+    num_tokens = sum(lengths) + padding
+    places = embedding.token_positions(_offsets(lengths, "cpu"), num_tokens)
+    assert places.dtype == torch.int32
+    assert places.tolist() == _places(lengths, padding)
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.lists(st.integers(0, 1), min_size=250, max_size=520).filter(lambda lengths: sum(lengths) > 1))
+def test_positions_with_more_sequences_than_one_scan(lengths):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    lengths = [*lengths[:-1], 3]
+    tokens = sum(lengths)
+    out = embedding.EmbeddedTokens(
+        torch.empty(tokens, 16, device=device),
+        torch.empty(tokens, 16, device=device),
+        torch.full((tokens,), 77, dtype=torch.int32, device=device),
+    )
+    ids = torch.zeros(tokens, dtype=torch.int32, device=device)
+    norm = RmsNorm(torch.ones(16, device=device), 1e-6)
+    jit.embed_tokens(ids, _offsets(lengths, device), torch.ones(1, 16, device=device), norm, out)
+    assert out.positions.tolist() == _places(lengths, 0)

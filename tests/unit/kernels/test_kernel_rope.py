@@ -1,0 +1,88 @@
+"""The q/k norm and rotation against transformers' Qwen3, in place and from split-K partial sums."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
+
+from rose.kernels import rope
+from rose.kernels.jit import rope as jit
+
+DTYPES = [torch.float32, torch.bfloat16]
+HEADS = [(2, 1, 128), (4, 2, 64), (3, 3, 24)]
+
+
+def _layout(heads: tuple[int, int, int], device: str) -> rope.QkRope:
+    query, key, dim = heads
+    weight = 1 + 0.2 * torch.randn(2, dim, device=device)
+    return rope.QkRope(query, key, dim, 1e-6, weight, rope.rope_table(dim, 1e6, 600, device))
+
+
+def _expected(qkv: torch.Tensor, positions: torch.Tensor, layout: rope.QkRope) -> torch.Tensor:
+    """As transformers computes it, in fp32."""
+    rows = qkv.float().cpu().view(len(qkv), -1, layout.head_dim)
+    query, key, value = rows.split([layout.num_heads, layout.num_kv_heads, layout.num_kv_heads], dim=1)
+    inverse = 1e6 ** (-torch.arange(0, layout.head_dim, 2).double() / layout.head_dim)
+    angles = (positions.cpu().double()[:, None] * inverse).repeat(1, 2)
+    normed = []
+    for row, weight in zip((query, key), layout.weight.cpu(), strict=True):
+        norm = Qwen3RMSNorm(layout.head_dim, eps=layout.eps)
+        norm.weight.data = weight
+        normed.append(norm(row))
+    cos, sin = angles.cos().float()[None], angles.sin().float()[None]
+    turned = apply_rotary_pos_emb(*(row.transpose(0, 1)[None] for row in normed), cos, sin)
+    query, key = (row[0].transpose(0, 1) for row in turned)
+    return torch.cat([query, key, value], dim=1).flatten(1).detach()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("num_tokens", [1, 7])
+def test_in_place(num_tokens, heads, dtype, device, close):
+    layout = _layout(heads, device)
+    width = (heads[0] + 2 * heads[1]) * heads[2]
+    qkv = (2 * torch.randn(num_tokens, width, device=device)).to(dtype)
+    positions = torch.randint(0, 600, (num_tokens,), device=device).int()
+    expected = _expected(qkv, positions, layout).to(dtype)
+    values = qkv[:, layout.rotated_heads * heads[2] :].clone()
+    plain = qkv.cpu().clone()
+
+    jit.qk_norm_rope(qkv, positions, layout, qkv)
+    close(qkv.cpu(), expected)
+    assert torch.equal(qkv[:, layout.rotated_heads * heads[2] :], values)
+
+    on_cpu = rope.QkRope(*heads, 1e-6, layout.weight.cpu(), layout.cos_sin.cpu())
+    rope.qk_norm_rope(plain, positions.cpu(), on_cpu, plain)
+    close(plain, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", HEADS)
+def test_from_partial_sums(heads, dtype, device, close, poisoned):
+    layout = _layout(heads, device)
+    width = (heads[0] + 2 * heads[1]) * heads[2]
+    partials = torch.randn(3, 5, width, device=device).to(dtype)
+    positions = torch.arange(5, device=device).int()
+    out = poisoned(5, width, dtype=dtype)
+    jit.qk_norm_rope(partials, positions, layout, out)
+    close(out.cpu(), _expected(partials.float().sum(0), positions, layout).to(dtype))
+
+
+def test_many_rows_a_program(device, close, monkeypatch):
+    """The tile for large batches gives what the tile for small ones gives."""
+    layout = _layout((2, 1, 64), device)
+    qkv = torch.randn(11, 256, device=device)
+    positions = torch.arange(11, device=device).int()
+    expected = _expected(qkv, positions, layout)
+    monkeypatch.setattr(jit, "_MANY_TOKENS", 1)
+    jit.qk_norm_rope(qkv, positions, layout, qkv)
+    close(qkv.cpu(), expected)
+
+
+def test_rope_table_stays_exact_far_out():
+    """At position 32767 an fp32 angle would be off by 1e-3."""
+    table = rope.rope_table(128, 1e6, 32768, "cpu")
+    angle = torch.tensor(32767.0, dtype=torch.float64) * 1e6 ** (-2 / 128)
+    assert abs(table[32767, 1] - angle.cos()) < 1e-7
+    assert abs(table[32767, 65] - angle.sin()) < 1e-7
