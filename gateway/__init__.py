@@ -1,0 +1,1 @@
+"""Ivy, the gateway: text into token ids, vectors into bytes."""

@@ -1,0 +1,1 @@
+"""The HTTP routes, one thin file a dialect."""

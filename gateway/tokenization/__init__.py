@@ -1,0 +1,1 @@
+"""Text into token ids, behind one interface."""

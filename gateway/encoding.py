@@ -1,0 +1,99 @@
+"""Vectors to bytes: cut, normalised, and written straight from their buffer."""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import enum
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from gateway.errors import ApiError, ErrorKind
+from gateway.media import Media
+from gateway.schemas import EmbeddingItem, encode
+from rose.batch import Float32
+
+# Values encoded between two turns of the loop: 0.75 ms of JSON floats, the slowest path, at 23 ns a value.
+_SLICE_VALUES = 32_768
+# Between these, float32 sums of squares lose nothing that matters; outside, norms are taken in float64.
+_SMALL_SQUARE, _LARGE_SQUARE = 1e-30, 1e30
+
+
+class Encoding(enum.Enum):
+    """How an answer holds its vectors; the value is what requests call it."""
+
+    FLOAT = "float"
+    BASE64 = "base64"
+    BYTES = "bytes"
+
+
+def finish(vectors: Float32, dimensions: int, normalize: bool) -> Float32:
+    """Cut f32[n, D] to its leading f32[n, dimensions], then scale every row to length 1 if `normalize`.
+
+    A row of zeros stays one. The result is little-endian and contiguous, and may be `vectors` itself.
+
+    Raises:
+        ApiError: NON_FINITE_OUTPUT, naming the first row that holds a NaN or an infinity.
+    """
+    rows = vectors[:, :dimensions]
+    with np.errstate(all="ignore"):
+        squares = np.vecdot(rows, rows)
+        # Any NaN or infinity in a row is one in its sum too, and every comparison with NaN is false.
+        if not (squares.min() > _SMALL_SQUARE and squares.max() < _LARGE_SQUARE):
+            squares = _exact_squares(rows)
+    if normalize:
+        norms = np.sqrt(squares)
+        norms[norms == 0] = 1
+        rows = rows / norms[:, None]
+    return np.ascontiguousarray(rows, "<f4")
+
+
+def _exact_squares(rows: Float32) -> NDArray[np.float64]:
+    """Sums of squares of rows that are zero, tiny, huge or not finite, f64[n]."""
+    finite = np.isfinite(rows).all(axis=1)
+    if not finite.all():
+        index = int(finite.argmin())
+        message = f"the model gave a vector that is not finite for input[{index}]"
+        raise ApiError(ErrorKind.NON_FINITE_OUTPUT, message)
+    wide = rows.astype(np.float64)
+    squares: NDArray[np.float64] = np.vecdot(wide, wide)
+    return squares
+
+
+async def items(vectors: Float32, encoding: Encoding, media: Media) -> list[msgspec.Raw]:
+    """Encoded EmbeddingItems of f32[n, dim], little-endian. Gives the loop a turn between slices.
+
+    Turns beat a thread here: nothing in it releases the GIL, so a thread would hold up the loop just as long.
+    """
+    write = _WRITERS[encoding, media]
+    rows_a_slice = max(1, _SLICE_VALUES // vectors.shape[1])
+    encoded: list[msgspec.Raw] = []
+    for start in range(0, len(vectors), rows_a_slice):
+        if start:
+            await asyncio.sleep(0)
+        encoded += [
+            msgspec.Raw(encode(EmbeddingItem(index=index, embedding=write(row)), media))
+            for index, row in enumerate(vectors[start : start + rows_a_slice], start)
+        ]
+    return encoded
+
+
+_Written = memoryview | str | list[float] | msgspec.Raw
+
+
+def _json_floats(row: Float32) -> msgspec.Raw:
+    """float32's own shortest digits: half the bytes and half the time of printing them as float64."""
+    return msgspec.Raw(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+_WRITERS: dict[tuple[Encoding, Media], Callable[[Float32], _Written]] = {
+    (Encoding.FLOAT, Media.JSON): _json_floats,
+    (Encoding.FLOAT, Media.MSGPACK): lambda row: row.tolist(),
+    # msgspec writes bytes as base64, 25 % faster than binascii and without the copy into a string.
+    (Encoding.BASE64, Media.JSON): lambda row: row.data,
+    (Encoding.BASE64, Media.MSGPACK): lambda row: binascii.b2a_base64(row.data, newline=False).decode(),
+}

@@ -1,0 +1,124 @@
+"""The closed set of errors an HTTP client can get. The only file that knows a status code."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import math
+from http import HTTPStatus
+
+import msgspec
+
+from scheduler.errors import (
+    DeadlineExpired,
+    Draining,
+    EngineDead,
+    QueueFull,
+    StepFailed,
+    StepOutOfMemory,
+)
+
+log = logging.getLogger(__name__)
+
+
+class ErrorKind(enum.Enum):
+    """What went wrong: (HTTP status, OpenAI `type`, OpenAI `code`)."""
+
+    INVALID_BODY = (HTTPStatus.BAD_REQUEST, "invalid_request_error", "invalid_body")
+    INVALID_VALUE = (HTTPStatus.BAD_REQUEST, "invalid_request_error", "invalid_value")
+    INPUT_TOO_LONG = (HTTPStatus.BAD_REQUEST, "invalid_request_error", "context_length_exceeded")
+    TEXT_NOT_SUPPORTED = (HTTPStatus.BAD_REQUEST, "invalid_request_error", "text_not_supported")
+    INVALID_API_KEY = (HTTPStatus.UNAUTHORIZED, "invalid_request_error", "invalid_api_key")
+    NOT_FOUND = (HTTPStatus.NOT_FOUND, "invalid_request_error", "not_found")
+    MODEL_NOT_FOUND = (HTTPStatus.NOT_FOUND, "invalid_request_error", "model_not_found")
+    METHOD_NOT_ALLOWED = (HTTPStatus.METHOD_NOT_ALLOWED, "invalid_request_error", "method_not_allowed")
+    BODY_TOO_LARGE = (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "invalid_request_error", "body_too_large")
+    UNSUPPORTED_MEDIA_TYPE = (
+        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        "invalid_request_error",
+        "unsupported_media_type",
+    )
+    OVERLOADED = (HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_error", "overloaded")
+    INTERNAL = (HTTPStatus.INTERNAL_SERVER_ERROR, "server_error", "internal_error")
+    INFERENCE_FAILED = (HTTPStatus.INTERNAL_SERVER_ERROR, "server_error", "inference_failed")
+    NON_FINITE_OUTPUT = (HTTPStatus.INTERNAL_SERVER_ERROR, "server_error", "non_finite_output")
+    OUT_OF_MEMORY = (HTTPStatus.SERVICE_UNAVAILABLE, "server_error", "out_of_memory")
+    UNAVAILABLE = (HTTPStatus.SERVICE_UNAVAILABLE, "server_error", "unavailable")
+    DEADLINE_EXPIRED = (HTTPStatus.GATEWAY_TIMEOUT, "timeout_error", "deadline_expired")
+
+    @property
+    def status(self) -> HTTPStatus:
+        """The HTTP status of an answer of this kind."""
+        return self.value[0]
+
+
+class ApiError(Exception):
+    """A refusal or failure, with the words its client reads.
+
+    param: the request's field at fault, if one is. headers: extra headers of the answer.
+    closes: the connection closes after the answer, so that a client reconnects elsewhere.
+    """
+
+    def __init__(
+        self,
+        kind: ErrorKind,
+        message: str,
+        *,
+        param: str | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
+        closes: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.param = param
+        self.headers = headers
+        self.closes = closes
+
+
+class ErrorBody(msgspec.Struct):
+    """OpenAI's inner error object."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorResponse(msgspec.Struct):
+    """OpenAI's nested error, `{"error": {...}}`."""
+
+    error: ErrorBody
+
+
+def error_body(error: ApiError) -> ErrorResponse:
+    """The body of the answer for `error`, in OpenAI's shape."""
+    _, error_type, code = error.kind.value
+    return ErrorResponse(ErrorBody(error.message, error_type, error.param, code))
+
+
+def from_exception(error: Exception) -> ApiError:
+    """What the client is told of `error`: the one seam between the scheduler's errors and HTTP.
+
+    What has no place in the set is a defect of ours: it is logged with its traceback and not told.
+    """
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, QueueFull):
+        return ApiError(ErrorKind.OVERLOADED, str(error), headers=_retry_headers(error.retry_after_s))
+    if isinstance(error, DeadlineExpired):
+        return ApiError(ErrorKind.DEADLINE_EXPIRED, str(error))
+    if isinstance(error, StepOutOfMemory):
+        return ApiError(ErrorKind.OUT_OF_MEMORY, str(error))
+    if isinstance(error, StepFailed):
+        return ApiError(ErrorKind.INFERENCE_FAILED, str(error))
+    if isinstance(error, EngineDead | Draining):
+        return ApiError(ErrorKind.UNAVAILABLE, str(error), closes=True)
+    log.error("a request failed inside the gateway", exc_info=error)
+    return ApiError(ErrorKind.INTERNAL, "internal error; the server's log has the details")
+
+
+def _retry_headers(retry_after_s: float) -> tuple[tuple[str, str], ...]:
+    """Whole seconds as RFC 9110 wants them, and OpenAI's finer header, which its clients read first."""
+    milliseconds = max(1, math.ceil(retry_after_s * 1e3))
+    return (("Retry-After", str(math.ceil(milliseconds / 1e3))), ("retry-after-ms", str(milliseconds)))

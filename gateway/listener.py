@@ -1,0 +1,65 @@
+"""How the application is put on a socket: one place for aiohttp's runner settings, in server and tests."""
+
+from __future__ import annotations
+
+import logging
+
+from aiohttp import web
+from aiohttp.abc import AbstractAccessLogger
+
+ACCESS_LOG = logging.getLogger("gateway.access")
+
+# Longer than the 60 s after which common load balancers drop an idle connection, so that they close first.
+_KEEPALIVE_S = 75.0
+
+
+class AccessLogger(AbstractAccessLogger):
+    """One line a request, at debug level only; costs nothing otherwise."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether lines are written at all; aiohttp asks once a connection."""
+        return self.logger.isEnabledFor(logging.DEBUG)
+
+    def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
+        """Write the line of one request; `time` in seconds."""
+        self.logger.debug(
+            "%s %s %d %.3f ms id=%s from=%s",
+            request.method,
+            request.path,
+            response.status,
+            time * 1e3,
+            response.headers.get("x-request-id", "-"),
+            request.remote,
+        )
+
+
+async def prepare(app: web.Application) -> web.AppRunner:
+    """A started `app` that answers on no socket yet; end it with `await runner.cleanup()`.
+
+    A handler is cancelled when its client leaves, which frees its place in the queue.
+    """
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=ACCESS_LOG,
+        access_log_class=AccessLogger,
+        keepalive_timeout=_KEEPALIVE_S,
+    )
+    await runner.setup()
+    return runner
+
+
+async def listen(app: web.Application, host: str, port: int, *, backlog: int = 1024) -> web.AppRunner:
+    """Serve `app` at host:port until `runner.cleanup()`; port 0 takes a free one, see `runner.addresses`.
+
+    Raises:
+        OSError: the address is in use or not ours.
+    """
+    runner = await prepare(app)
+    try:
+        await web.TCPSite(runner, host, port, backlog=backlog).start()
+    except BaseException:
+        await runner.cleanup()
+        raise
+    return runner

@@ -1,0 +1,46 @@
+"""The gateway's settings, built once by the composition root."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    """Names, keys and limits of the HTTP side.
+
+    served_model_names: the names a request may give as `model`; the first is reported when it gives none.
+        Empty: the engine's own name.
+    api_keys: a work route wants one of them as `Authorization: Bearer KEY`; empty: no key is asked for.
+    max_items: inputs in one request (OpenAI takes 2048).
+    max_request_tokens: tokens of all inputs of one request (OpenAI takes 300 000).
+    max_body_bytes: bytes of one request body, after decompression.
+    request_timeout_s: seconds until a request that has not been started on the device gets 504; None: never.
+    tokenizer_threads: threads that tokenise long texts beside the loop; they share one tokenizer.
+    inline_text_chars: texts of up to this many characters in all are tokenised on the loop itself.
+
+    Raises:
+        ValueError: a limit is not positive, or a key or name is empty.
+    """
+
+    served_model_names: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    max_items: int = 2048
+    max_request_tokens: int = 300_000
+    max_body_bytes: int = 16 * MIB
+    request_timeout_s: float | None = 300.0
+    tokenizer_threads: int = 2
+    inline_text_chars: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in ("max_items", "max_request_tokens", "max_body_bytes", "tokenizer_threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.request_timeout_s is not None and not self.request_timeout_s > 0:
+            raise ValueError(f"request_timeout_s is {self.request_timeout_s}; it must be more than 0")
+        if not all(self.api_keys):
+            raise ValueError("an API key is empty; leave api_keys empty to ask for none")
+        if not all(self.served_model_names):
+            raise ValueError("a served model name is empty")

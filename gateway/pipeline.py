@@ -1,0 +1,167 @@
+"""The one way from checked inputs to vectors: tokenise, fit, submit, finish. Knows no HTTP and no dialect."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.encoding import finish
+from gateway.errors import ApiError, ErrorKind
+from gateway.inputs import InputLimits, Inputs, Texts, check_range, invalid
+from gateway.options import GatewayOptions
+from gateway.tokenization.pool import TokenizerPool
+from rose.batch import EngineInfo, Float32, Int32
+from scheduler.errors import DeadlineExpired
+from scheduler.sequence import JobResult
+
+
+class Scheduler(Protocol):
+    """What the gateway asks of `scheduler.batcher.Batcher`."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the engine can run further steps."""
+        ...
+
+    async def run(
+        self,
+        sequences: list[Int32],
+        token_type_ids: list[Int32 | None] | None = None,
+        deadline_s: float | None = None,
+    ) -> JobResult:
+        """Vectors of the sequences; see Batcher.run."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedJob:
+    """What a dialect wants done. dimensions: values to keep of each vector, in [1, D]."""
+
+    inputs: Inputs
+    dimensions: int
+    normalize: bool
+    truncate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """What became of a job: f32[n, dimensions], the tokens really processed, and the time taken, in ms."""
+
+    vectors: Float32
+    num_tokens: int
+    tokenization_ms: float
+    queue_ms: float
+    inference_ms: float
+
+
+class Pipeline:
+    """Runs jobs on one scheduler with one model's limits.
+
+    tokenizer: None for an engine that takes token ids only.
+    """
+
+    def __init__(
+        self, options: GatewayOptions, scheduler: Scheduler, info: EngineInfo, tokenizer: TokenizerPool | None
+    ) -> None:
+        self._scheduler = scheduler
+        self._tokenizer = tokenizer
+        self._timeout_s = options.request_timeout_s
+        self.info = info
+        self.limits = InputLimits(
+            vocab_size=info.vocab_size,
+            max_tokens=max_tokens(info),
+            max_items=options.max_items,
+            max_request_tokens=options.max_request_tokens,
+        )
+
+    async def embed(self, job: EmbedJob) -> Embedded:
+        """Run `job`. Cancelling drops what of it still waits.
+
+        Raises:
+            ApiError: the inputs are too long or the vectors are not finite.
+            scheduler.errors.SchedulerError: see scheduler/errors.py.
+        """
+        started_s = time.perf_counter()  # the loop's own clock ticks in milliseconds
+        sequences = self._fit(await self._sequences(job.inputs), job)
+        num_tokens = self._count(sequences)
+        tokenized_s = time.perf_counter()
+        result = await self._scheduler.run(sequences, None, self._time_left(tokenized_s - started_s))
+        return Embedded(
+            vectors=finish(result.vectors, job.dimensions, job.normalize),
+            num_tokens=num_tokens,
+            tokenization_ms=(tokenized_s - started_s) * 1e3,
+            queue_ms=result.queue_ms,
+            inference_ms=result.inference_ms,
+        )
+
+    def read_dimensions(self, dimensions: int | None) -> int:
+        """A request's `dimensions`, or all of them.
+
+        Raises:
+            ApiError: INVALID_VALUE, when it is not in [1, D].
+        """
+        most = self.info.dimensions
+        if dimensions is None:
+            return most
+        if not 1 <= dimensions <= most:
+            raise invalid(f"dimensions is {dimensions}; this model takes 1 to {most}", "dimensions")
+        return dimensions
+
+    async def _sequences(self, inputs: Inputs) -> list[Int32]:
+        if not isinstance(inputs, Texts):
+            return inputs.sequences
+        if self._tokenizer is None:
+            raise ApiError(
+                ErrorKind.TEXT_NOT_SUPPORTED,
+                "this server has no tokenizer and takes token ids only: lists of integers, or int32 blocks",
+                param="input",
+            )
+        sequences = await self._tokenizer.encode(inputs.texts)
+        if self._tokenizer.vocab_size > self.info.vocab_size:
+            for index, ids in enumerate(sequences):
+                check_range(ids, f"tokens of input[{index}]", self.info.vocab_size)
+        return sequences
+
+    def _fit(self, sequences: list[Int32], job: EmbedJob) -> list[Int32]:
+        """Refuse or cut what is too long: the one rule for every route."""
+        limit = self.limits.max_tokens
+        if max(map(len, sequences)) <= limit:
+            return sequences
+        if not job.truncate:
+            index = next(i for i, ids in enumerate(sequences) if len(ids) > limit)
+            raise ApiError(
+                ErrorKind.INPUT_TOO_LONG,
+                f"input[{index}] has {len(sequences[index])} tokens; this model takes at most {limit}"
+                ' (send "truncate": true to have it cut)',
+                param="input",
+            )
+        if isinstance(job.inputs, Texts) and self._tokenizer is not None:
+            return [self._tokenizer.special_tokens.truncate(ids, limit) for ids in sequences]
+        return [ids[:limit] for ids in sequences]
+
+    def _count(self, sequences: list[Int32]) -> int:
+        lengths = [len(ids) for ids in sequences]
+        if not all(lengths):
+            raise invalid(f"input[{lengths.index(0)}] has no tokens")
+        if sum(lengths) > self.limits.max_request_tokens:
+            raise ApiError(
+                ErrorKind.INPUT_TOO_LONG,
+                f"input has {sum(lengths)} tokens in all; this server takes at most"
+                f" {self.limits.max_request_tokens} a request",
+                param="input",
+            )
+        return sum(lengths)
+
+    def _time_left(self, spent_s: float) -> float | None:
+        """Seconds that the scheduler may take until the launch."""
+        if self._timeout_s is None:
+            return None
+        if spent_s >= self._timeout_s:
+            raise DeadlineExpired(self._timeout_s)
+        return self._timeout_s - spent_s
+
+
+def max_tokens(info: EngineInfo) -> int:
+    """Tokens one input may have: what the model takes, if a step takes that much."""
+    return min(info.max_model_len, info.max_batch_tokens)

@@ -1,0 +1,78 @@
+"""Whether the process lives (/health), takes work (/ready), and what it serves (/info)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from gateway.errors import ApiError, ErrorKind
+from gateway.exchange import Answer
+from gateway.media import Media
+from gateway.options import GatewayOptions
+from gateway.pipeline import Scheduler, max_tokens
+from gateway.schemas import Status, encode
+from rose.batch import EngineInfo
+
+HEALTH_PATH, READY_PATH, INFO_PATH = "/health", "/ready", "/info"
+
+
+class Health:
+    """The two probes. draining: set when a shutdown begins, so that /ready turns away new clients."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.draining = False
+
+    def live(self) -> Answer:
+        """/health: the loop turns and the engine can run steps; if not, only a restart helps.
+
+        Raises:
+            ApiError: UNAVAILABLE.
+        """
+        if not self._scheduler.healthy:
+            raise ApiError(ErrorKind.UNAVAILABLE, "the engine is dead", closes=True)
+        return _status("ok")
+
+    def ready(self) -> Answer:
+        """/ready: work sent now is accepted, unless too much waits.
+
+        Raises:
+            ApiError: UNAVAILABLE.
+        """
+        if self.draining:
+            raise ApiError(ErrorKind.UNAVAILABLE, "the server is shutting down", closes=True)
+        self.live()
+        return _status("ready")
+
+
+class Info:
+    """/info: the model, the limits, and whatever `describe` adds (resolved settings, counters)."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        options: GatewayOptions,
+        model_names: tuple[str, ...],
+        describe: Callable[[], Mapping[str, object]],
+    ) -> None:
+        self._static = {
+            "model": msgspec.to_builtins(info),
+            "served_model_names": model_names,
+            "limits": {
+                "max_tokens": max_tokens(info),
+                "max_items": options.max_items,
+                "max_request_tokens": options.max_request_tokens,
+                "max_body_bytes": options.max_body_bytes,
+                "request_timeout_s": options.request_timeout_s,
+            },
+        }
+        self._describe = describe
+
+    def __call__(self) -> Answer:
+        """The page."""
+        return Answer(encode({**self._static, **self._describe()}, Media.JSON), Media.JSON.value)
+
+
+def _status(status: str) -> Answer:
+    return Answer(encode(Status(status=status), Media.JSON), Media.JSON.value)

@@ -1,0 +1,139 @@
+"""What clients send and get, as msgspec Structs, and how a body becomes one of them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TypeVar
+
+import msgspec
+
+from gateway.errors import ApiError, ErrorKind
+from gateway.media import Media
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True):
+    """OpenAI's embeddings request and our extra fields. Unknown fields, `user` among them, are passed over.
+
+    input: a string, strings, token ids, or lists of token ids (all items of one kind).
+    input_ids, lengths: instead of `input`: int32 little-endian blocks, all ids end to end and how many of
+        them each sequence has; without `lengths` they are one sequence. In JSON a block is a base64 string.
+    model: a served name; None: the first of them.
+    dimensions: leading values of each vector to keep; None: all.
+    encoding_format: "float", "base64" or "bytes"; None: "float" in JSON, "bytes" in msgpack.
+    normalize: whether vectors are L2-normalised; None: as the model's own files say.
+    truncate: cut inputs that are too long instead of refusing them.
+    """
+
+    input: str | list[str | int | list[int]] | None = None
+    input_ids: memoryview | None = None
+    lengths: memoryview | None = None
+    model: str | None = None
+    dimensions: int | None = None
+    encoding_format: str | None = None
+    normalize: bool | None = None
+    truncate: bool | None = None
+
+
+class Usage(msgspec.Struct):
+    """Tokens really processed: special tokens included, tokens cut off excluded."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingItem(msgspec.Struct, kw_only=True):
+    """One vector: a list of floats, or the base64 of its float32 little-endian bytes.
+
+    The encoder writes a memoryview as base64 in JSON; Raw holds what is encoded already.
+    """
+
+    object: str = "embedding"
+    index: int
+    embedding: memoryview | str | list[float] | msgspec.Raw
+
+
+class EmbeddingResponse(msgspec.Struct, kw_only=True):
+    """OpenAI's embeddings answer; `data` holds encoded EmbeddingItems."""
+
+    object: str = "list"
+    data: list[msgspec.Raw]
+    model: str
+    usage: Usage
+
+
+class EmbeddingBlock(msgspec.Struct, kw_only=True):
+    """The msgpack answer: all vectors in one binary block, row after row.
+
+    embeddings: little-endian values of `dtype`, in C order. shape: (number of vectors, dimensions).
+    """
+
+    object: str = "embeddings"
+    model: str
+    dtype: str = "float32"
+    shape: tuple[int, int]
+    embeddings: memoryview
+    usage: Usage
+
+
+class Model(msgspec.Struct, kw_only=True):
+    """One entry of GET /v1/models. created: Unix seconds; max_model_len: tokens an input may have."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """The answer of GET /v1/models."""
+
+    object: str = "list"
+    data: list[Model]
+
+
+class Status(msgspec.Struct, kw_only=True):
+    """The answer of /health and /ready."""
+
+    status: str
+
+
+_JSON = msgspec.json.Encoder()
+_MSGPACK = msgspec.msgpack.Encoder()
+
+
+@lru_cache(maxsize=64)
+def _decoder(kind: type[S], media: Media) -> msgspec.json.Decoder[S] | msgspec.msgpack.Decoder[S]:
+    return msgspec.json.Decoder(kind) if media is Media.JSON else msgspec.msgpack.Decoder(kind)
+
+
+def decode(kind: type[S], body: bytes, media: Media) -> S:
+    """Read `body` as `kind`. Blocks are views of `body`.
+
+    Raises:
+        ApiError: INVALID_BODY, with the byte or the field at fault.
+    """
+    try:
+        decoded: S = _decoder(kind, media).decode(body)
+        return decoded
+    except msgspec.ValidationError as error:
+        raise ApiError(ErrorKind.INVALID_BODY, str(error), param=_field(str(error))) from None
+    except msgspec.DecodeError as error:
+        where = "" if "(byte " in str(error) else f" (in a body of {len(body)} bytes)"
+        raise ApiError(ErrorKind.INVALID_BODY, f"{error}{where}") from None
+    except RecursionError:
+        raise ApiError(ErrorKind.INVALID_BODY, "the body is nested too deeply") from None
+
+
+def encode(value: msgspec.Struct | dict[str, object], media: Media) -> bytes:
+    """Write `value` in the codec `media`."""
+    return _JSON.encode(value) if media is Media.JSON else _MSGPACK.encode(value)
+
+
+def _field(message: str) -> str | None:
+    """The top field that msgspec's message names: "... - at `$.input[2]`" gives "input"."""
+    _, found, path = message.rpartition("`$.")
+    return path.partition("`")[0].partition("[")[0].partition(".")[0] if found else None

@@ -1,0 +1,66 @@
+"""The `tokenizers` library behind the Tokenizer interface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer as Backend
+
+from gateway.tokenization.base import SpecialTokens
+from rose.batch import Int32
+from rose.errors import ModelLoadError
+
+
+class HuggingFaceTokenizer:
+    """A tokenizer.json. Its own truncation and padding are switched off: lengths have one rule, not its."""
+
+    def __init__(self, backend: Backend) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._special_tokens = _special_tokens(backend)
+        self._vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @classmethod
+    def from_file(cls, path: Path) -> HuggingFaceTokenizer:
+        """Read a tokenizer.json.
+
+        Raises:
+            ModelLoadError: the file is missing or is not one that the library reads.
+        """
+        try:
+            return cls(Backend.from_file(str(path)))
+        except Exception as error:  # the library raises bare Exception for everything
+            raise ModelLoadError(f"cannot read the tokenizer {path}: {error}") from error
+
+    @property
+    def vocab_size(self) -> int:
+        """The highest id it can give, plus one."""
+        return self._vocab_size
+
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        """What the file's template adds to each text."""
+        return self._special_tokens
+
+    def encode(self, texts: Sequence[str]) -> list[Int32]:
+        """Ids of each text, i32[n], special tokens included.
+
+        One call for the whole list: the library spreads it over its own threads. `encode_batch_fast` keeps no
+        character offsets (25 % less time) and releases the GIL, which `encode` does not.
+        """
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=True)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+
+def _special_tokens(backend: Backend) -> SpecialTokens:
+    """Read the template off an encoded probe: what the mask marks before the text and after it."""
+    probe = backend.encode("a", add_special_tokens=True)
+    added = np.array(probe.special_tokens_mask, bool)
+    ids = np.array(probe.ids, np.int32)
+    text = np.flatnonzero(~added)
+    if len(text) == 0:
+        return SpecialTokens(ids, ids[:0])
+    return SpecialTokens(ids[: text[0]], ids[text[-1] + 1 :])

@@ -1,0 +1,47 @@
+"""Where tokenisation runs: short texts on the loop, long ones in threads beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from gateway.tokenization.base import SpecialTokens, Tokenizer
+from rose.batch import Int32
+
+
+class TokenizerPool:
+    """A tokenizer and the threads that may use it.
+
+    The threads share one tokenizer. Copies gained nothing where measured (two threads, 350-word texts, BERT,
+    XLM-R and Qwen files: shared 0.24-0.32 s, own 0.27-0.33 s) and XLM-R's takes 230-290 MB each.
+
+    threads: at most so many texts are tokenised beside the loop at once; the rest wait their turn.
+    inline_chars: a job of up to this many characters runs on the loop: below that the hop to a thread and
+        back costs as much as it saves.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, threads: int, inline_chars: int) -> None:
+        self._tokenizer = tokenizer
+        self._inline_chars = inline_chars
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
+
+    @property
+    def vocab_size(self) -> int:
+        """The highest id the tokenizer can give, plus one."""
+        return self._tokenizer.vocab_size
+
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        """What the tokenizer adds to each text."""
+        return self._tokenizer.special_tokens
+
+    async def encode(self, texts: Sequence[str]) -> list[Int32]:
+        """Ids of each text, i32[n], special tokens included, neither cut nor padded."""
+        if sum(map(len, texts)) <= self._inline_chars:
+            return self._tokenizer.encode(texts)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._tokenizer.encode, texts)
+
+    def close(self) -> None:
+        """Give up what waits and let the threads end."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
