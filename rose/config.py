@@ -67,8 +67,8 @@ class _Head:
     quantizer: Literal["tanh_int8"] | None = None
 
 
-# What each class computes when no modules.json says more. As in sentence-transformers, a bare encoder gives its
-# mean; a bare causal language model is more likely a scorer than an embedder, so it is read as one.
+# What each class computes when no modules.json says more. As in sentence-transformers, a bare encoder gives
+# its mean; a bare causal language model is more likely a scorer than an embedder, so it is read as one.
 _PPLX = _Head("embed", "mean", False, "tanh_int8")
 _CLASSES: dict[str, tuple[Literal["bert", "qwen3"], _Head]] = {
     "BertModel": ("bert", _Head("embed")),

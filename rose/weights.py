@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -65,7 +65,7 @@ class MappedWeights:
         tensor = self._tensors[found]
         if tuple(tensor.shape) != shape:
             raise ModelLoadError(
-                f"{self._origin}: tensor {found!r} has shape {list(tensor.shape)}, config.json wants {list(shape)}"
+                f"{self._origin}: tensor {found!r} is {list(tensor.shape)}, config.json wants {list(shape)}"
             )
         return tensor
 
@@ -151,10 +151,10 @@ class _SafetensorsFiles(Mapping[str, torch.Tensor]):
     """One mapping over memory-mapped safetensors files; a tensor is made when it is asked for."""
 
     def __init__(self, paths: list[Path]) -> None:
-        self._owner: dict[str, safe_open] = {}
+        self._owner: dict[str, Any] = {}  # safetensors has no type annotations
         for path in paths:
             try:
-                opened = safe_open(path, framework="pt", device="cpu")
+                opened: Any = safe_open(path, framework="pt", device="cpu")
             except (OSError, SafetensorError) as error:
                 raise ModelLoadError(f"{path} cannot be read: {error}") from None
             self._owner.update(dict.fromkeys(opened.keys(), opened))

@@ -54,17 +54,19 @@ class SdpaAttention:
             return
         offsets = self._host_cu_seqlens if cu_seqlens.is_cuda else cu_seqlens.tolist()
         for start, count, length in _runs(offsets):
-            rows = slice(start, start + count * length)
+            rows, shape = slice(start, start + count * length), (count, length, -1, q.shape[2])
             result = scaled_dot_product_attention(
-                *(x[rows].unflatten(0, (count, length)).transpose(1, 2) for x in (q, k, v)),
+                q[rows].view(shape).transpose(1, 2),
+                k[rows].view(shape).transpose(1, 2),
+                v[rows].view(shape).transpose(1, 2),
                 is_causal=self._spec.causal,
                 scale=self._spec.scale,
                 enable_gqa=self._grouped,
             )
-            out[rows].unflatten(0, (count, length)).copy_(result.transpose(1, 2))
+            out[rows].view(shape).copy_(result.transpose(1, 2))
 
     def _ragged(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
-        """What torch.nn.attention.varlen calls, which in torch 2.11 refuses the grouped heads its kernel takes."""
+        """As torch.nn.attention.varlen, which in torch 2.11 refuses grouped heads though its kernel takes them."""
         causal, scale = self._spec.causal, self._spec.scale
         result: Tensor = torch.ops.aten._flash_attention_forward(
             q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, 0.0, causal, False, scale=scale
@@ -73,7 +75,7 @@ class SdpaAttention:
 
 
 def _runs(offsets: list[int]) -> Iterator[tuple[int, int, int]]:
-    """(first token, sequences, tokens each) of every run of adjacent equally long sequences; no empty ones."""
+    """(first token, sequences, tokens each) of every run of adjacent equally long sequences, none empty."""
     start, count, length = 0, 0, 0
     for begin, end in pairwise(offsets):
         if end - begin == length:

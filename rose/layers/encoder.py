@@ -1,7 +1,7 @@
 """BERT's layer: attention and a feed-forward part, each followed by an addition and a LayerNorm (post-norm).
 
-Every part takes the tensor to write to; None (on a CPU) lets it make one. On a GPU all of them are given, so
-that nothing is allocated.
+Every part takes the tensor to write to; None lets it make one. On a GPU all of them are given, so that
+nothing is allocated; on a CPU none is, because oneDNN makes its own.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 class EncoderBuffers:
     """Activations of one forward on a GPU, reused by every layer.
 
-    hidden, attended, context, dense: [T, H]. qkv: [T, 3H]. wide: [T, I].
+    hidden, attended, context, dense: [T, H]. qkv: [T, 3H]. wide: [T, I]. On a CPU all are None.
     """
 
-    hidden: Tensor
-    attended: Tensor
-    context: Tensor
-    dense: Tensor
-    qkv: Tensor
-    wide: Tensor
+    hidden: Tensor | None = None
+    attended: Tensor | None = None
+    context: Tensor | None = None
+    dense: Tensor | None = None
+    qkv: Tensor | None = None
+    wide: Tensor | None = None
 
     @classmethod
     def allocate(
@@ -47,7 +47,8 @@ class EncoderBuffers:
 
     def rows(self, num_tokens: int) -> EncoderBuffers:
         """Views of the first `num_tokens` rows."""
-        return EncoderBuffers(*(getattr(self, field.name)[:num_tokens] for field in fields(self)))
+        whole = (getattr(self, field.name) for field in fields(self))
+        return EncoderBuffers(*(tensor if tensor is None else tensor[:num_tokens] for tensor in whole))
 
 
 class DenseAddNorm:
@@ -59,16 +60,16 @@ class DenseAddNorm:
         self._linear = Linear(weight, None if weight.is_cuda else bias)
         self._norm = norm
 
-    def __call__(
-        self, x: Tensor, residual: Tensor, buffers: EncoderBuffers | None, out: Tensor | None
-    ) -> Tensor:
-        """[T, H] from x [T, in] and residual [T, H]; `out` may be neither."""
+    def __call__(self, x: Tensor, residual: Tensor, dense: Tensor | None, out: Tensor | None) -> Tensor:
+        """[T, H] from x [T, in] and residual [T, H].
+
+        dense, out: [T, H], the product and the result; neither may be another argument. None: on a CPU.
+        """
         norm = self._norm
-        if buffers is None or out is None:
-            return layer_norm(
-                self._linear.add(x, residual), norm.weight.shape, norm.weight, norm.bias, norm.eps
-            )
-        add_layer_norm(self._linear(x, buffers.dense), residual, self._kernel_bias, norm, out)
+        if out is None:
+            total = self._linear.add(x, residual)
+            return layer_norm(total, norm.weight.shape, norm.weight, norm.bias, norm.eps)
+        add_layer_norm(self._linear(x, dense), residual, self._kernel_bias, norm, out)
         return out
 
 
@@ -83,18 +84,17 @@ class EncoderLayer:
     num_heads: int
     head_dim: int
 
-    def __call__(self, hidden: Tensor, batch: DeviceBatch, buffers: EncoderBuffers | None) -> Tensor:
+    def __call__(self, hidden: Tensor, batch: DeviceBatch, buffers: EncoderBuffers) -> Tensor:
         """[T, H] -> [T, H]; on a GPU both are buffers.hidden."""
         context = self._attend(hidden, batch, buffers)
-        attended = self.attention_output(context, hidden, buffers, buffers and buffers.attended)
-        wide = self.widen.gelu(attended, buffers and buffers.wide)
-        return self.output(wide, attended, buffers, buffers and buffers.hidden)
+        attended = self.attention_output(context, hidden, buffers.dense, buffers.attended)
+        wide = self.widen.gelu(attended, buffers.wide)
+        return self.output(wide, attended, buffers.dense, buffers.hidden)
 
-    def _attend(self, hidden: Tensor, batch: DeviceBatch, buffers: EncoderBuffers | None) -> Tensor:
+    def _attend(self, hidden: Tensor, batch: DeviceBatch, buffers: EncoderBuffers) -> Tensor:
         """Softmax attention within each sequence: [T, H] -> [T, H]."""
-        qkv = self.qkv(hidden, buffers and buffers.qkv)
-        context = torch.empty_like(hidden) if buffers is None else buffers.context
+        context = torch.empty_like(hidden) if buffers.context is None else buffers.context
         heads = (self.num_heads, self.head_dim)
-        q, k, v = qkv.unflatten(1, (3, *heads)).unbind(1)
-        batch.attention.forward(q, k, v, context.unflatten(1, heads), batch.cu_seqlens, batch.max_seqlen)
+        q, k, v = self.qkv(hidden, buffers.qkv).view(-1, 3, *heads).unbind(1)
+        batch.attention.forward(q, k, v, context.view(-1, *heads), batch.cu_seqlens, batch.max_seqlen)
         return context

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def sorted_by_length(batch: DeviceBatch) -> tuple[DeviceBatch, torch.Tensor | None]:
     """The batch with its sequences in order of length, and row i's place in the old order: i64[S].
 
-    None in place of the rows if the order was right already. What a backend's `plan` was told of the old order
-    no longer holds, so only for those that plan nothing (on a CPU: all).
+    None in place of the rows if the order was right already. What a backend's `plan` was told of the old
+    order no longer holds, so only for those that plan nothing (on a CPU: all).
     """
     offsets = batch.host_cu_seqlens
     lengths = np.diff(offsets)

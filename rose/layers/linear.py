@@ -69,7 +69,7 @@ def _prepack(weight: Tensor) -> Tensor | None:
 
     Source: what torch's inductor does to frozen linear layers on a CPU (torch/_inductor/mkldnn_lowerings.py).
     """
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or not torch._C._has_mkldnn:
         return None
     if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return None

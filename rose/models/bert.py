@@ -50,30 +50,31 @@ class BertModel:
         self._tables = read.tables()
         self._layers = [read.layer(index) for index in range(config.num_layers)]
         self._head = EmbeddingHead(config, device)
-        self._buffers = (
-            EncoderBuffers.allocate(config, max_tokens, dtype, device) if device.type == "cuda" else None
-        )
+        self._on_cpu = device.type == "cpu"
+        self._buffers = EncoderBuffers()
+        if not self._on_cpu:
+            self._buffers = EncoderBuffers.allocate(config, max_tokens, dtype, device)
 
     def forward(self, batch: DeviceBatch, outputs: Outputs) -> None:
         """Write the pooled vectors of `batch`, a row a sequence, to `outputs`."""
-        if self._buffers is not None:
-            self._run(batch, outputs, self._buffers.rows(batch.num_tokens))
-            return
-        batch, rows = sorted_by_length(batch)
+        rows = None
+        if self._on_cpu:
+            batch, rows = sorted_by_length(batch)
         if rows is None:
-            self._run(batch, outputs, None)
+            self._run(batch, outputs)
             return
-        in_order = Outputs(
-            *(None if x is None else torch.empty_like(x) for x in (outputs.vectors, outputs.int8))
-        )
-        self._run(batch, in_order, None)
-        outputs.vectors[rows] = in_order.vectors
-        if outputs.int8 is not None:
-            outputs.int8[rows] = in_order.int8
+        int8 = None if outputs.int8 is None else torch.empty_like(outputs.int8)
+        by_length = Outputs(torch.empty_like(outputs.vectors), int8)
+        self._run(batch, by_length)
+        outputs.vectors[rows] = by_length.vectors
+        if outputs.int8 is not None and by_length.int8 is not None:
+            outputs.int8[rows] = by_length.int8
 
-    def _run(self, batch: DeviceBatch, outputs: Outputs, buffers: EncoderBuffers | None) -> None:
-        word = self._tables.word
-        hidden = word.new_empty(batch.num_tokens, word.shape[1]) if buffers is None else buffers.hidden
+    def _run(self, batch: DeviceBatch, outputs: Outputs) -> None:
+        buffers, word = self._buffers.rows(batch.num_tokens), self._tables.word
+        hidden = buffers.hidden
+        if hidden is None:
+            hidden = word.new_empty(batch.num_tokens, word.shape[1])
         embed_bert(batch.input_ids, batch.cu_seqlens, batch.token_type_ids, self._tables, hidden)
         for layer in self._layers:
             hidden = layer(hidden, batch, buffers)

@@ -43,8 +43,8 @@ def build_model(
     """
     if config.task == "score":
         raise ModelLoadError(
-            f"this {config.architecture} model scores pairs of texts, or is a language model without the Pooling "
-            "module that modules.json names; only embedding models are supported"
+            f"this {config.architecture} model scores pairs of texts, or is a language model without a "
+            "modules.json that names a Pooling module; scoring is not supported yet, only embedding is"
         )
     if config.architecture == "bert":
         from rose.models.bert import BertModel
