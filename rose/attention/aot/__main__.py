@@ -35,11 +35,19 @@ H200_SMS = "132"  # FA4's selector asks for it; the varlen kernels of sm_90a do 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """The command line; see `--help`."""
     parser = argparse.ArgumentParser(prog="python -m rose.attention.aot", description=__doc__)
-    parser.add_argument("--out", type=Path, default=default_output(), help="folder to write (default: %(default)s)")
-    parser.add_argument("--kernel", action="append", choices=KERNELS, default=[], help="only this kernel; repeatable")
-    parser.add_argument("--head-dim", action="append", type=int, default=[], help="only this size; repeatable")
+    parser.add_argument(
+        "--out", type=Path, default=default_output(), help="folder to write (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--kernel", action="append", choices=KERNELS, default=[], help="only this kernel; repeatable"
+    )
+    parser.add_argument(
+        "--head-dim", action="append", type=int, default=[], help="only this size; repeatable"
+    )
     parser.add_argument("--arch", default=HOPPER, help="nvcc's name of the GPU (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at a time, about 2 GB each")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), help="compilers at a time, about 2 GB each"
+    )
     parser.add_argument(
         "--work", type=Path, default=user_cache() / "aot-build",
         help="folder of intermediate files; an interrupted build goes on from there (default: %(default)s)",

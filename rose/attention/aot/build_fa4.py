@@ -8,6 +8,7 @@ Source: flash-attn-4 4.0.0b36, cute/interface.py and cute/cache_utils.py.
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from rose.attention.aot.toolchain import ToolchainError, cuda_home, link_shared
@@ -37,7 +38,9 @@ def compile_object(head_dim: int, group: int, causal: bool, cache: Path) -> Path
         _flash_attn_fwd(q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, causal=causal, out=out)
     objects = sorted(cache.glob("*/fwd/*.o"))
     if len(objects) != 1:
-        raise ToolchainError(f"expected one compiled FlashAttention-4 object in {cache}, found {len(objects)}")
+        raise ToolchainError(
+            f"expected one compiled FlashAttention-4 object in {cache}, found {len(objects)}"
+        )
     return objects[0]
 
 
@@ -45,12 +48,13 @@ def runtime_archive() -> Path:
     """The static CuTe runtime for CUDA 13 (its cudaDeviceProp layout differs from 12's).
 
     Raises:
-        ToolchainError: nvidia-cutlass-dsl is there without its cu13 libraries.
+        ToolchainError: nvidia-cutlass-dsl is not there, or without its cu13 libraries.
     """
-    import cutlass
-
+    found_package = find_spec("cutlass")
+    if found_package is None or found_package.origin is None:
+        raise ToolchainError("nvidia-cutlass-dsl is not installed")
     name = "libcuda_dialect_runtime_static.a"
-    root = Path(cutlass.__file__).resolve().parents[2]
+    root = Path(found_package.origin).resolve().parents[2]
     found = sorted(path for path in root.rglob(name) if "cu13" in str(path) or "cuda13" in str(path))
     if not found:
         raise ToolchainError(f"no {name} for CUDA 13 under {root}; install nvidia-cutlass-dsl[cu13]")

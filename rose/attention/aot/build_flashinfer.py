@@ -25,10 +25,12 @@ FA2_PRELUDE = """\
 namespace flashinfer {
 template <bool S, uint32_t C, uint32_t Q, uint32_t V, PosEncodingMode P, bool F, MaskMode M, typename A,
           typename Params>
-cudaError_t BatchPrefillWithPagedKVCacheDispatched(Params, typename Params::DTypeO*, float*, bool, cudaStream_t);
+cudaError_t BatchPrefillWithPagedKVCacheDispatched(Params, typename Params::DTypeO*, float*, bool,
+                                                   cudaStream_t);
 template <uint32_t C, uint32_t Q, uint32_t V, PosEncodingMode P, bool F, MaskMode M, typename A,
           typename Params>
-cudaError_t BatchPrefillWithRaggedKVCacheDispatched(Params, typename Params::DTypeO*, float*, bool, cudaStream_t);
+cudaError_t BatchPrefillWithRaggedKVCacheDispatched(Params, typename Params::DTypeO*, float*, bool,
+                                                    cudaStream_t);
 """
 FA3_PRELUDE = """\
 #include <flashinfer/attention/mask.cuh>

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 
@@ -29,7 +28,8 @@ def cuda_home() -> Path:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         raise ToolchainError("no nvcc on PATH; install the CUDA toolkit (13.0 or later) or set CUDA_HOME")
-    dryrun = subprocess.run([nvcc, "--dryrun", "-x", "cu", os.devnull], capture_output=True, text=True)
+    command = [nvcc, "--dryrun", "-x", "cu", os.devnull]
+    dryrun = subprocess.run(command, check=False, capture_output=True, text=True)
     found = re.search(r"_HERE_=(\S+)", dryrun.stderr)
     if found is None:
         raise ToolchainError(f"{nvcc} --dryrun does not say where it lives; set CUDA_HOME")
@@ -56,25 +56,13 @@ def library_dir(home: Path) -> Path:
 
 
 def link_shared(objects: list[Path], out: Path, home: Path) -> None:
-    """Link objects (and C++ sources) into `out`, against libcudart and, where they need it, libcuda.
+    """Link objects (and C++ sources) into `out`, against libcudart.
 
-    A build machine may have no driver and the toolkit no stubs, so an empty libcuda with the right soname
-    stands in: only the NEEDED entry counts.
+    libcuda is not needed, nor there on a machine without a driver: both kernels ask libcudart for the entry
+    points of the driver.
     """
     arguments = ["-O2", "-shared", "-fPIC", "-s", "-o", str(out), *map(str, objects)]
-    arguments += [f"-L{library_dir(home)}", "-lcudart", "-ldl"]
-    with tempfile.TemporaryDirectory() as stubs:
-        if needs_driver(objects):
-            stub = f"{stubs}/libcuda.so"
-            run(["cc", "-shared", "-x", "c", os.devnull, "-Wl,-soname,libcuda.so.1", "-o", stub])
-            arguments += ["-Wl,--no-as-needed", f"-L{stubs}", "-lcuda"]
-        run(["c++", *arguments])
-
-
-def needs_driver(objects: list[Path]) -> bool:
-    """Whether any object calls the driver API (cuFoo) directly."""
-    compiled = [str(path) for path in objects if path.suffix == ".o"]
-    return re.search(r"\bU cu[A-Z]", run(["nm", *compiled])) is not None
+    run(["c++", *arguments, f"-L{library_dir(home)}", "-lcudart", "-ldl"])
 
 
 def run(command: list[str], env: dict[str, str] | None = None) -> str:
@@ -83,7 +71,9 @@ def run(command: list[str], env: dict[str, str] | None = None) -> str:
     Raises:
         ToolchainError: it failed; the message holds the end of its output.
     """
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    done = subprocess.run(
+        command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+    )
     if done.returncode:
         raise ToolchainError(f"{Path(command[0]).name} exited {done.returncode}:\n{done.stdout[-4000:]}")
     return done.stdout

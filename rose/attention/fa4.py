@@ -1,0 +1,97 @@
+"""FlashAttention-4: offsets are read on the device, so no host plan, and one graph serves any lengths.
+
+The grid depends on the token and sequence counts only; surplus blocks exit at once. Rows past the last
+offset are neither computed nor written. Above 256 sequences upstream adds two tiny kernels that speed up a
+block's search for its sequence; they allocate and save a few microseconds at most, so they are left out:
+the search itself (a warp scans 31 sequences a step) is right for any count.
+
+Keys and values are fetched in tiles of 128 rows that may reach past the end of a sequence; what is fetched
+there counts with weight zero, so it must be finite: keep NaN out of padded rows of q, k and v.
+Source: flash-attn-4 4.0.0b36, cute/interface.py (_flash_attn_fwd), cute/tile_scheduler.py (VarlenDecoder).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rose.attention.library import Kernel, KernelQuery
+
+if TYPE_CHECKING:
+    import torch
+
+    from rose.attention.base import AttentionSpec
+    from rose.batch import Int32
+
+NAME = "fa4"
+
+
+def query_for(spec: AttentionSpec) -> KernelQuery:
+    """What `spec` needs: FlashAttention-4 compiles the heads a key/value head and the mask in."""
+    group = spec.num_heads // spec.num_kv_heads
+    return KernelQuery(NAME, spec.head_dim, group, spec.causal, str(spec.dtype).removeprefix("torch."))
+
+
+class Fa4Attention:
+    """The kernel of an ahead-of-time shared object (or any callable of its 18 arguments)."""
+
+    name = NAME
+    capturable = True
+
+    def __init__(self, spec: AttentionSpec, kernel: Kernel) -> None:
+        self._scale = spec.scale
+        self._kernel = kernel
+
+    def plan(self, host_cu_seqlens: Int32, num_tokens: int, slot: int) -> None:
+        """Nothing: the kernel reads the offsets on the device."""
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        max_seqlen: int,
+    ) -> None:
+        """As AttentionBackend.forward; max_seqlen is not needed."""
+        self._kernel(
+            q, k, v, out,
+            None,  # log-sum-exp
+            self._scale, cu_seqlens, cu_seqlens,
+            None, None,  # used lengths of q and k
+            None,  # page table
+            None, None,  # window, left and right
+            None,  # sink
+            None,  # block sparsity
+            (None, None),  # tensors and scalars of a score modifier
+            None, None,  # block counts, total and split
+        )  # fmt: skip
+
+
+def jit_kernel(spec: AttentionSpec) -> Kernel:
+    """The installed `flash_attn.cute`, compiled now (some seconds) behind the same 18 arguments.
+
+    Slower on the host than the shared object (the package checks its arguments on each call), the same on
+    the device. A tiny call compiles it, so that no compiler runs while a graph is captured.
+
+    Raises:
+        ImportError: flash-attn-4 or a package that it needs is not installed.
+        Exception: whatever the compiler raises for a GPU or shape that it does not support.
+    """
+    import torch
+    from flash_attn.cute.interface import _flash_attn_fwd
+
+    def call(*arguments: torch.Tensor) -> None:
+        q, k, v, out, _, scale, cu_seqlens = arguments[:7]
+        _flash_attn_fwd(
+            q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens,
+            softmax_scale=scale, causal=spec.causal, out=out,
+        )  # fmt: skip
+
+    qkv = torch.zeros(
+        1, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim, dtype=spec.dtype, device=spec.device
+    )
+    q, k, v = torch.split(qkv, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
+    cu_seqlens = torch.tensor([0, 1], dtype=torch.int32, device=spec.device)
+    Fa4Attention(spec, call).forward(q, k, v, torch.empty_like(q), cu_seqlens, 1)
+    return call
