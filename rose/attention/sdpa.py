@@ -66,7 +66,7 @@ class SdpaAttention:
             out[rows].view(shape).copy_(result.transpose(1, 2))
 
     def _ragged(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
-        """As torch.nn.attention.varlen, which in torch 2.11 refuses grouped heads though its kernel takes them."""
+        """As torch.nn.attention.varlen, which in torch 2.11 refuses the grouped heads its kernel takes."""
         causal, scale = self._spec.causal, self._spec.scale
         result: Tensor = torch.ops.aten._flash_attention_forward(
             q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, 0.0, causal, False, scale=scale

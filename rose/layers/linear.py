@@ -69,7 +69,8 @@ def _prepack(weight: Tensor) -> Tensor | None:
 
     Source: what torch's inductor does to frozen linear layers on a CPU (torch/_inductor/mkldnn_lowerings.py).
     """
-    if weight.device.type != "cpu" or not torch._C._has_mkldnn:
+    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if weight.device.type != "cpu" or not available:
         return None
     if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return None
