@@ -1,0 +1,1 @@
+"""Tulip: decides which sequences go to the engine next, and brings their vectors back."""

@@ -1,0 +1,54 @@
+"""Which calls are accepted: possible sequences, and no more of them than may wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rose.batch import Int32
+from scheduler.errors import Backlog, QueueFull
+from scheduler.options import SchedulerOptions
+from scheduler.queue import SequenceQueue
+
+_UNKNOWN_RETRY_S = 1.0  # retry-after before any step has been measured
+
+
+def check_lengths(
+    sequences: Sequence[Int32], token_type_ids: Sequence[Int32 | None] | None, max_tokens: int
+) -> int:
+    """The tokens of a job, each sequence having 1 to `max_tokens`.
+
+    Raises:
+        ValueError: there is no sequence, or one of an impossible length, or types that do not match.
+    """
+    if not sequences:
+        raise ValueError("a job needs at least one sequence")
+    num_tokens = 0
+    for ids in sequences:
+        if not 1 <= len(ids) <= max_tokens:
+            raise ValueError(f"sequence has {len(ids)} tokens; a step takes 1 to {max_tokens}")
+        num_tokens += len(ids)
+    if token_type_ids is not None:
+        for ids, types in zip(sequences, token_type_ids, strict=True):
+            if types is not None and len(types) != len(ids):
+                raise ValueError(f"{len(types)} token types for a sequence of {len(ids)} tokens")
+    return num_tokens
+
+
+def check_room(
+    queue: SequenceQueue, options: SchedulerOptions, *, num_tokens: int, num_seqs: int, tokens_per_s: float
+) -> None:
+    """Let a job pass if it fits beside what waits; a job of any size does when nothing waits.
+
+    tokens_per_s: the measured rate, or 0.0.
+
+    Raises:
+        QueueFull: it does not fit.
+    """
+    if queue.num_seqs == 0 or (
+        queue.num_tokens + num_tokens <= options.max_waiting_tokens
+        and queue.num_seqs + num_seqs <= options.max_waiting_seqs
+    ):
+        return
+    backlog = Backlog(queue.num_tokens, queue.num_seqs, options.max_waiting_tokens, options.max_waiting_seqs)
+    retry_after_s = queue.num_tokens / tokens_per_s if tokens_per_s else _UNKNOWN_RETRY_S
+    raise QueueFull(num_tokens, num_seqs, backlog, retry_after_s)

@@ -1,0 +1,333 @@
+"""The loop around the queue: launches batches, awaits them in order, and ends every job exactly once.
+
+Knows nothing of text, HTTP or devices. When and how much to launch is `Pacer`'s; all state lies in
+`SequenceQueue` and `InFlight`, and changes only between two awaits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Protocol, runtime_checkable
+
+from rose.batch import Engine, Int32, RaggedBatch
+from rose.errors import EngineDeadError, OutOfMemoryError, StepError
+from scheduler.admission import check_lengths, check_room
+from scheduler.errors import Draining, EngineDead, SchedulerError, StepFailed, StepOutOfMemory
+from scheduler.inflight import InFlight, Step
+from scheduler.metrics import SchedulerMetrics
+from scheduler.options import SchedulerOptions
+from scheduler.pacing import Pacer
+from scheduler.queue import SequenceQueue
+from scheduler.sequence import Job, JobResult, scatter
+from scheduler.sequence import Sequence as JobSequence
+
+_LOG = logging.getLogger(__name__)
+
+_TIMER_GRAIN_S = 0.001  # loops round timers to milliseconds; what is nearer than this is polled once a turn
+
+
+@runtime_checkable
+class CapturingEngine(Protocol):
+    """An engine that may stall the loop to capture a graph; told when that would delay much waiting work."""
+
+    capture_allowed: bool
+
+
+class Batcher:
+    """Turns concurrent `run` calls into batches for one engine. Lives on one event loop.
+
+    on_dead: called once with the reason when the engine can run nothing more; the process should then exit.
+    clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        options: SchedulerOptions,
+        *,
+        on_dead: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._capturing = engine if isinstance(engine, CapturingEngine) else None
+        self._info = engine.info
+        self._options = options
+        self._on_dead = on_dead
+        self._clock = clock
+        self._pacer = Pacer(self._info, options)
+        self._queue = SequenceQueue()
+        self._in_flight = InFlight()
+        self._jobs: set[Job] = set()
+        self._metrics = SchedulerMetrics()
+        self._launched = asyncio.Event()
+        self._turn_soon = False
+        self._turn_timer: asyncio.TimerHandle | None = None
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._collector: asyncio.Task[None] | None = None
+        self._dead_reason: str | None = None
+        self._draining = False
+
+    @property
+    def healthy(self) -> bool:
+        """False once the engine is dead; for good."""
+        return self._dead_reason is None
+
+    @property
+    def metrics(self) -> SchedulerMetrics:
+        """The counters, with gauges as of now."""
+        metrics = self._metrics
+        metrics.waiting_seqs, metrics.waiting_tokens = self._queue.num_seqs, self._queue.num_tokens
+        metrics.running_batches, metrics.running_seqs = len(self._in_flight), self._in_flight.num_seqs
+        metrics.token_budget = self._pacer.budget(self._queue)
+        metrics.tokens_per_s = self._pacer.cost.tokens_per_s
+        return metrics
+
+    async def start(self) -> None:
+        """Begin to run batches on the current loop. Once only."""
+        self._loop = asyncio.get_running_loop()
+        self._collector = self._loop.create_task(self._collect(), name="scheduler-collector")
+
+    async def close(self, drain_s: float) -> None:
+        """Refuse new jobs, give the accepted ones `drain_s` seconds, then fail them with Draining.
+
+        Leaves the engine open. May be called again.
+        """
+        self._draining = True
+        try:
+            if self._jobs:
+                await asyncio.wait([job.future for job in self._jobs], timeout=drain_s)
+        finally:
+            self._fail_all(lambda: Draining(f"not done within the {drain_s:.3g} s that a shutdown allows"))
+            if self._collector is not None:
+                self._collector.cancel()
+                await asyncio.wait([self._collector])
+
+    async def run(
+        self,
+        sequences: Sequence[Int32],
+        token_type_ids: Sequence[Int32 | None] | None = None,
+        deadline_s: float | None = None,
+    ) -> JobResult:
+        """Vectors of `sequences` (each i32[n], 1 <= n <= engine.info.max_batch_tokens), a row each.
+
+        token_type_ids: a row as long as its sequence, or None for zeros. deadline_s: seconds from now, when
+        the last sequence must have been launched. Cancelling the call drops what still waits.
+
+        Raises:
+            QueueFull, Draining, EngineDead: refused; nothing was accepted.
+            DeadlineExpired, StepFailed, StepOutOfMemory, Draining, EngineDead: accepted, but ended so.
+            ValueError: no sequence, or one of an impossible length.
+        """
+        job = self._accept(sequences, token_type_ids, deadline_s)
+        timer = None if deadline_s is None else self._loop.call_later(deadline_s, self._expire, job)
+        try:
+            result = await job.future
+        except asyncio.CancelledError:
+            self._metrics.cancelled += 1
+            raise
+        except SchedulerError as error:
+            self._metrics.count_error(error)
+            raise
+        finally:
+            job.future.cancel()
+            self._queue.drop(job)
+            self._jobs.discard(job)
+            if timer is not None:
+                timer.cancel()
+        self._metrics.completed += 1
+        self._metrics.queue_ms.observe(result.queue_ms)
+        return result
+
+    def _accept(
+        self,
+        sequences: Sequence[Int32],
+        token_type_ids: Sequence[Int32 | None] | None,
+        deadline_s: float | None,
+    ) -> Job:
+        """Queue a job, or raise; see `run`."""
+        num_tokens = check_lengths(sequences, token_type_ids, self._info.max_batch_tokens)
+        try:
+            self._check_open()
+            rate = self._pacer.cost.tokens_per_s
+            check_room(
+                self._queue, self._options, num_tokens=num_tokens, num_seqs=len(sequences), tokens_per_s=rate
+            )
+        except SchedulerError as refusal:
+            self._metrics.count_refusal(refusal)
+            raise
+        now_s = self._clock()
+        deadline = inf if deadline_s is None else now_s + deadline_s
+        job = Job(len(sequences), self._loop.create_future(), now_s, deadline)
+        self._jobs.add(job)
+        self._queue.append(job, sequences, token_type_ids)
+        self._metrics.accepted += 1
+        self._wake()
+        return job
+
+    def _check_open(self) -> None:
+        if self._dead_reason is not None:
+            raise EngineDead(self._dead_reason)
+        if self._draining:
+            raise Draining("the server is shutting down")
+        if self._collector is None:
+            raise RuntimeError("run() before start()")
+
+    def _expire(self, job: Job) -> None:
+        """The job's deadline has come: it fails if a part of it still waits."""
+        if job.waiting_seqs:
+            job.expire()
+            self._queue.drop(job)
+
+    def _wake(self) -> None:
+        """Something arrived: see to it once this turn's other arrivals are in, or when the timer fires."""
+        if self._turn_soon or len(self._in_flight) >= self._options.max_in_flight:
+            return
+        if self._turn_timer is None or self._pacer.full(self._queue):
+            self._turn_soon = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Launch what should be launched now, and come back when the next launch is due."""
+        self._turn_soon = False
+        if self._turn_timer is not None:
+            self._turn_timer.cancel()
+            self._turn_timer = None
+        try:
+            while self._queue.num_seqs and len(self._in_flight) < self._options.max_in_flight:
+                if self._in_flight and self._queue.retrying:
+                    return  # a half batch runs alone, with all the memory there is
+                wait_s = self._pacer.launch_in_s(self._queue, self._in_flight, self._clock())
+                if wait_s > 0:
+                    self._turn_later(wait_s)
+                    return
+                self._launch()
+        except Exception as error:
+            _LOG.exception("the scheduler failed")
+            self._die(f"the scheduler failed: {error!r}")
+
+    def _turn_later(self, wait_s: float) -> None:
+        if wait_s > _TIMER_GRAIN_S:
+            self._turn_timer = self._loop.call_later(wait_s - _TIMER_GRAIN_S, self._turn)
+        else:
+            self._turn_soon = True
+            self._loop.call_soon(self._turn)
+
+    def _launch(self) -> None:
+        """Give the engine the next batch; after this the queue is shorter, whatever the engine says."""
+        now_s = self._clock()
+        max_tokens = self._pacer.batch_tokens(self._queue)
+        sequences = self._queue.take(max_tokens, self._info.max_batch_seqs, now_s)
+        if not sequences:
+            return
+        if self._capturing is not None:
+            self._capturing.capture_allowed = not self._pacer.full(self._queue)
+        batch = RaggedBatch.pack(
+            [sequence.input_ids for sequence in sequences],
+            [sequence.token_type_ids for sequence in sequences],
+        )
+        for sequence in sequences:
+            if sequence.job.launched_s is None:
+                sequence.job.launched_s = now_s
+        self._metrics.count_launch(batch.num_tokens, batch.num_seqs)
+        try:
+            lazy = self._engine.step(batch)
+        except Exception as error:
+            self._step_failed(sequences, error)
+            return
+        predicted_s = self._pacer.cost.predict(batch.num_tokens, batch.num_seqs) / 1e3
+        self._in_flight.add(Step(sequences, batch.num_tokens, lazy, now_s, predicted_s))
+        self._launched.set()
+        if self._watchdog is None:
+            self._watch()
+
+    def _watch(self) -> None:
+        """Declare the engine dead when the step that runs does so for too long; look again when it may be."""
+        self._watchdog = None
+        if not self._in_flight:
+            return
+        limit_s, head = self._options.step_timeout_s, self._in_flight.head
+        left_s = head.started_s + limit_s - self._clock()
+        if left_s > 0 or head.lazy.done:  # done, but not seen yet: then it was this process that stood still
+            self._watchdog = self._loop.call_later(left_s if left_s > 0 else limit_s, self._watch)
+        else:
+            self._die(f"a step of {head.num_tokens} tokens has not finished in step_timeout_s={limit_s:g}")
+
+    async def _collect(self) -> None:
+        """Await the steps in their order, for as long as the engine lives."""
+        try:
+            while self.healthy:
+                if not self._in_flight:
+                    self._launched.clear()
+                    await self._launched.wait()
+                await self._collect_head()
+                self._turn()
+        except Exception as error:
+            _LOG.exception("the scheduler failed")
+            self._die(f"the scheduler failed: {error!r}")
+        finally:
+            self._draining = True
+            self._fail_all(lambda: Draining("the scheduler was stopped"))
+
+    async def _collect_head(self) -> None:
+        step = self._in_flight.head
+        # A step that ended unseen behind another one has no measurable time of its own.
+        measurable = step.alone or not step.lazy.done
+        try:
+            result = await step.lazy
+            if len(result.vectors) != len(step.sequences):
+                raise StepError(f"{len(result.vectors)} vectors for {len(step.sequences)} sequences")
+        except Exception as error:
+            self._in_flight.finish(self._clock())
+            self._step_failed(step.sequences, error)
+            return
+        now_s = self._clock()
+        self._in_flight.finish(now_s)
+        step_ms = (now_s - step.started_s) * 1e3
+        self._metrics.step_ms.observe(step_ms)
+        if measurable and step_ms > 0:
+            self._pacer.cost.observe(step.num_tokens, len(step.sequences), step_ms)
+        scatter(step.sequences, result, now_s)
+
+    def _step_failed(self, sequences: list[JobSequence], error: Exception) -> None:
+        """End the jobs of a failed batch, or run its halves once if memory was short."""
+        self._metrics.batches_failed += 1
+        if isinstance(error, EngineDeadError):
+            self._die(str(error))
+            return
+        if isinstance(error, OutOfMemoryError) and len(sequences) > 1 and not sequences[0].retry:
+            _LOG.warning("out of memory with %d sequences; running them in halves: %s", len(sequences), error)
+            self._metrics.batches_halved += 1
+            self._queue.retry_halves(sequences)
+            return
+        if not isinstance(error, StepError):
+            _LOG.error("the engine raised what it should not", exc_info=error)
+        kind = StepOutOfMemory if isinstance(error, OutOfMemoryError) else StepFailed
+        for sequence in sequences:
+            sequence.job.fail(kind(str(error)))
+            self._queue.drop(sequence.job)
+
+    def _die(self, reason: str) -> None:
+        """The engine is gone: everything ends, and nothing is accepted any more."""
+        if self._dead_reason is not None:
+            return
+        self._dead_reason = reason
+        _LOG.critical("the engine is dead: %s", reason)
+        self._fail_all(lambda: EngineDead(reason))
+        if self._collector is not None:
+            self._collector.cancel()
+        if self._on_dead is not None:
+            self._on_dead(reason)
+
+    def _fail_all(self, error: Callable[[], SchedulerError]) -> None:
+        for job in self._jobs:
+            job.fail(error())
+            self._queue.drop(job)
+
+    def __repr__(self) -> str:
+        state = "draining" if self._draining else "running"
+        state = state if self.healthy else "dead"
+        return f"<Batcher {state} {self._in_flight!r} {self._queue!r} {self._pacer.cost!r}>"

@@ -1,0 +1,72 @@
+"""The batches that were launched and are not finished; the engine runs them one after another."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from rose.batch import LazyTensor
+from scheduler.sequence import Sequence
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """One launched batch. started_s: when the engine began with it, on the batcher's clock.
+
+    alone: launched when nothing else ran, so that it began at once.
+    """
+
+    sequences: list[Sequence]
+    num_tokens: int
+    lazy: LazyTensor
+    started_s: float
+    predicted_s: float
+    alone: bool = True
+
+    def __repr__(self) -> str:
+        return f"<Step {len(self.sequences)} seqs, {self.num_tokens} tokens>"
+
+
+class InFlight:
+    """Steps in the order of their launch. `head` runs; the others wait for it on the device."""
+
+    __slots__ = ("_predicted_s", "_steps")
+
+    def __init__(self) -> None:
+        self._steps: deque[Step] = deque()
+        self._predicted_s = 0.0
+
+    @property
+    def head(self) -> Step:
+        """The oldest step: the one that runs."""
+        return self._steps[0]
+
+    @property
+    def end_s(self) -> float:
+        """When all of them are predicted to be done."""
+        return self._steps[0].started_s + self._predicted_s
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences in all steps."""
+        return sum(len(step.sequences) for step in self._steps)
+
+    def add(self, step: Step) -> None:
+        """A step was launched behind the others."""
+        step.alone = not self._steps
+        self._steps.append(step)
+        self._predicted_s += step.predicted_s
+
+    def finish(self, now_s: float) -> Step:
+        """The head is done, and the engine goes on with the next."""
+        step = self._steps.popleft()
+        self._predicted_s = sum(later.predicted_s for later in self._steps)
+        if self._steps:
+            self._steps[0].started_s = now_s
+        return step
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __repr__(self) -> str:
+        return f"<InFlight {list(self._steps)}>"

@@ -1,0 +1,56 @@
+"""When the next batch should be launched, and how large: pure arithmetic on the queue's counts."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from rose.batch import EngineInfo
+from scheduler.cost_model import CostModel
+from scheduler.inflight import InFlight
+from scheduler.options import SchedulerOptions
+from scheduler.queue import SequenceQueue
+
+
+class Pacer:
+    """The two decisions of continuous batching, from the cost model and the limits.
+
+    cost: learns from the steps that the batcher reports to it.
+    """
+
+    def __init__(self, info: EngineInfo, options: SchedulerOptions) -> None:
+        self.cost = CostModel(
+            floor=options.min_budget_tokens,
+            ceiling=min(options.max_budget_tokens, info.max_batch_tokens),
+            tolerance=options.throughput_tolerance,
+            seed=options.cost_points,
+        )
+        self._info = info
+        self._options = options
+
+    def budget(self, queue: SequenceQueue) -> int:
+        """Tokens that a batch needs for (nearly) full throughput, of sequences like those that wait."""
+        return self.cost.budget(max(1, queue.num_tokens), max(1, queue.num_seqs))
+
+    def full(self, queue: SequenceQueue) -> bool:
+        """Whether a whole batch waits."""
+        return queue.num_tokens >= self.budget(queue) or queue.num_seqs >= self._info.max_batch_seqs
+
+    def batch_tokens(self, queue: SequenceQueue) -> int:
+        """The budget, evened out over the batches that the queue makes, so that no small one is left over.
+
+        5 sequences of 512 tokens and a budget of 2048: one step of 2560 takes 5.1 ms on an H200 (0.6B model),
+        while 2048 and then 512 take 4.2 + 1.6 ms.
+        """
+        batches = max(1, round(queue.num_tokens / self.budget(queue)))
+        return min(ceil(queue.num_tokens / batches), self._info.max_batch_tokens)
+
+    def launch_in_s(self, queue: SequenceQueue, in_flight: InFlight, now_s: float) -> float:
+        """Seconds for which later arrivals may still join the next batch; launch it when this is not above 0.
+
+        A step launched earlier than just before the engine runs dry would only shut out who comes later.
+        """
+        if not in_flight or self.full(queue):
+            return 0.0
+        options = self._options
+        lead_s = options.launch_lead_s + options.launch_lead_share * in_flight.head.predicted_s
+        return in_flight.end_s - lead_s - now_s

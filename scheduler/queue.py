@@ -1,0 +1,103 @@
+"""What waits, strictly first come, first served. Each change of state is one synchronous call; no loop."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Rows
+
+from rose.batch import Int32
+from scheduler.sequence import Job, Sequence
+
+# Rows of ended jobs stay in the deque until they are popped or outnumber the live ones by so many and more:
+# then one pass removes them, so that a storm of cancelled calls cannot fill the memory while a step is slow.
+_MAX_DEAD_ROWS = 256
+
+
+class SequenceQueue:
+    """The deque of waiting sequences, and its counts.
+
+    num_seqs, num_tokens: what waits and is still wanted; the rows of ended jobs count no longer.
+    """
+
+    __slots__ = ("_retries", "_waiting", "num_seqs", "num_tokens")
+
+    def __init__(self) -> None:
+        self._waiting: deque[Sequence] = deque()
+        self._retries = 0
+        self.num_seqs = 0
+        self.num_tokens = 0
+
+    def append(
+        self, job: Job, input_ids: Rows[Int32], token_type_ids: Rows[Int32 | None] | None = None
+    ) -> None:
+        """Put all rows of `job` at the end: input_ids i32[n] each, token_type_ids as long or None."""
+        for row, ids in enumerate(input_ids):
+            types = None if token_type_ids is None else token_type_ids[row]
+            sequence = Sequence(job, row, ids, types)
+            self._waiting.append(sequence)
+            self._count(sequence, 1)
+
+    def take(self, max_tokens: int, max_seqs: int, now_s: float) -> list[Sequence]:
+        """Pop the next batch: as many of the first sequences as fit, or one that is longer than `max_tokens`.
+
+        Rows of ended jobs are dropped, and jobs whose deadline has passed end here with DeadlineExpired.
+        Half batches that run again are never joined with others. Empty when nothing waits.
+        """
+        batch: list[Sequence] = []
+        tokens = 0
+        while self._waiting and len(batch) < max_seqs:
+            first = self._waiting[0]
+            if first.job.done or now_s >= first.job.deadline_s:
+                self._waiting.popleft()
+                first.job.expire()
+                self.drop(first.job)
+                continue
+            if batch and (tokens + first.num_tokens > max_tokens or first.retry != batch[0].retry):
+                break
+            self._waiting.popleft()
+            self._count(first, -1)
+            tokens += first.num_tokens
+            batch.append(first)
+        return batch
+
+    def drop(self, job: Job) -> None:
+        """Forget what waits of `job`, which has ended. May be called again."""
+        self.num_seqs -= job.waiting_seqs
+        self.num_tokens -= job.waiting_tokens
+        job.waiting_seqs = job.waiting_tokens = 0
+        if len(self._waiting) > 2 * self.num_seqs + _MAX_DEAD_ROWS:
+            self._waiting = deque(sequence for sequence in self._waiting if sequence.job.waiting_seqs)
+
+    def retry_halves(self, batch: Rows[Sequence]) -> None:
+        """Put `batch` back at the front, to run again as two batches; behind halves that wait already."""
+        older: list[Sequence] = []
+        while self.retrying:
+            older.append(self._waiting.popleft())
+        live = [sequence for sequence in batch if not sequence.job.done]
+        for half in (live[: len(live) // 2], live[len(live) // 2 :]):
+            self._retries += 1
+            for sequence in half:
+                sequence.retry = self._retries
+                self._count(sequence, 1)
+        self._waiting.extendleft(reversed(older + live))
+
+    @property
+    def retrying(self) -> bool:
+        """Whether the next batch is half of one for which the device had too little memory."""
+        return bool(self._waiting) and self._waiting[0].retry > 0
+
+    def _count(self, sequence: Sequence, sign: int) -> None:
+        self.num_seqs += sign
+        self.num_tokens += sign * sequence.num_tokens
+        sequence.job.waiting_seqs += sign
+        sequence.job.waiting_tokens += sign * sequence.num_tokens
+
+    def __len__(self) -> int:
+        return self.num_seqs
+
+    def __repr__(self) -> str:
+        dead = len(self._waiting) - self.num_seqs
+        return (
+            f"<SequenceQueue {self.num_seqs} seqs, {self.num_tokens} tokens waiting"
+            f"{', retrying' if self.retrying else ''}{f', {dead} dead rows' if dead else ''}>"
+        )

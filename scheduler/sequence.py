@@ -1,0 +1,124 @@
+"""One sequence, the job it belongs to, and how a step's rows get back to it. Knows no queue, no engine."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import numpy as np
+
+from rose.batch import BatchResult, Float32, Int8, Int32
+from scheduler.errors import DeadlineExpired, SchedulerError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobResult:
+    """What `Batcher.run` returns, a row a sequence, in the job's order.
+
+    vectors: f32[n, D]. int8: i8[n, D] or None. Views of the step's output when one step held the whole job.
+    queue_ms: from acceptance to the launch of the first sequence.
+    inference_ms: from there to the last sequence's result.
+    """
+
+    vectors: Float32
+    int8: Int8 | None
+    queue_ms: float
+    inference_ms: float
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Job:
+    """The sequences of one call, and the future of who waits for them. Ends once: result, error or cancelled.
+
+    arrived_s, deadline_s: on the batcher's clock; deadline_s is infinite for a job that has none.
+    launched_s: when its first sequence was launched.
+    waiting_seqs, waiting_tokens: its part of the queue's counts; kept by SequenceQueue alone.
+    """
+
+    num_seqs: int
+    future: asyncio.Future[JobResult]
+    arrived_s: float
+    deadline_s: float = math.inf
+    launched_s: float | None = None
+    waiting_seqs: int = 0
+    waiting_tokens: int = 0
+    _delivered: int = 0
+    _vectors: Float32 | None = None
+    _int8: Int8 | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the job has its outcome; what still waits of it need not run."""
+        return self.future.done()
+
+    def fail(self, error: SchedulerError) -> None:
+        """End with `error`, unless the job has ended already."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def expire(self) -> None:
+        """End with DeadlineExpired, unless the job has ended already."""
+        if not self.future.done():
+            self.future.set_exception(DeadlineExpired(self.deadline_s - self.arrived_s))
+
+    def deliver(self, first_row: int, rows: BatchResult, now_s: float) -> None:
+        """Take rows [first_row, first_row + len(rows.vectors)) of the job; end it with the last ones."""
+        if self.future.done():
+            return
+        count = len(rows.vectors)
+        if count == self.num_seqs:
+            self._finish(rows.vectors, rows.int8, now_s)
+            return
+        if self._vectors is None:
+            self._vectors = np.empty((self.num_seqs, *rows.vectors.shape[1:]), np.float32)
+            self._int8 = None if rows.int8 is None else np.empty(self._vectors.shape, np.int8)
+        self._vectors[first_row : first_row + count] = rows.vectors
+        if self._int8 is not None and rows.int8 is not None:
+            self._int8[first_row : first_row + count] = rows.int8
+        self._delivered += count
+        if self._delivered == self.num_seqs:
+            self._finish(self._vectors, self._int8, now_s)
+
+    def _finish(self, vectors: Float32, int8: Int8 | None, now_s: float) -> None:
+        launched_s = now_s if self.launched_s is None else self.launched_s
+        queue_ms, inference_ms = (launched_s - self.arrived_s) * 1e3, (now_s - launched_s) * 1e3
+        self.future.set_result(JobResult(vectors, int8, queue_ms, inference_ms))
+
+    def __repr__(self) -> str:
+        state = "done" if self.done else f"{self.waiting_seqs} waiting, {self._delivered} delivered"
+        return f"<Job of {self.num_seqs}: {state}>"
+
+
+class Sequence:
+    """Row `row` of `job`: input_ids i32[n], token_type_ids i32[n] or None.
+
+    retry: 0, or the number of the half batch with which it runs again after the device ran out of memory.
+    """
+
+    __slots__ = ("input_ids", "job", "num_tokens", "retry", "row", "token_type_ids")
+
+    def __init__(self, job: Job, row: int, input_ids: Int32, token_type_ids: Int32 | None) -> None:
+        self.job = job
+        self.row = row
+        self.input_ids = input_ids
+        self.token_type_ids = token_type_ids
+        self.num_tokens = len(input_ids)
+        self.retry = 0
+
+    def __repr__(self) -> str:
+        return f"<Sequence row {self.row}, {self.num_tokens} tokens{', retried' if self.retry else ''}>"
+
+
+def scatter(sequences: Rows[Sequence], result: BatchResult, now_s: float) -> None:
+    """Give each job its rows of `result`; the rows of one job lie side by side in a batch."""
+    vectors, int8 = result.vectors, result.int8
+    start = 0
+    while start < len(sequences):
+        job, end = sequences[start].job, start + 1
+        while end < len(sequences) and sequences[end].job is job:
+            end += 1
+        rows = BatchResult(vectors[start:end], None if int8 is None else int8[start:end])
+        job.deliver(sequences[start].row, rows, now_s)
+        start = end
