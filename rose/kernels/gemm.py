@@ -59,6 +59,18 @@ class GemmChoice:
     plan: GemmPlan | None
 
 
+def uses_table(weight: Tensor) -> bool:
+    """Whether products with `weight` may follow the table: 16-bit, on a GPU of the kind it was made on."""
+    if not dispatch.uses_triton(weight) or weight.element_size() != 2:
+        return False
+    return torch.cuda.get_device_capability(weight.device) == TABLE_CAPABILITY
+
+
+def partial_elements(n: int, k: int) -> int:
+    """Elements that the largest split-K product with a weight [n, k] writes: splits * M * n."""
+    return max((c.plan.splits * c.max_m * n for c in plans(n, k) if c.plan is not None), default=0)
+
+
 def gemm_plan(m: int, n: int, k: int, epilogue: Epilogue = "none") -> GemmPlan | None:
     """The plan for M = m, or None: cuBLAS (then silu_mul, for "swiglu", whose n counts gate and up)."""
     for choice in table().get((n, k, epilogue), ()):

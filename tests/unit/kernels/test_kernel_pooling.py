@@ -146,7 +146,9 @@ def test_parts_fit_the_scratch(num_seqs):
 
 def test_tanh_int8(device, poisoned):
     generator = torch.Generator().manual_seed(0)
-    values = torch.cat([torch.randn(2000, generator=generator), torch.tensor([0.0, -0.0, 1e-8, 40, -40, 1e30])])
+    values = torch.cat(
+        [torch.randn(2000, generator=generator), torch.tensor([0.0, -0.0, 1e-8, 40, -40, 1e30])]
+    )
     values = values.view(2, -1).to(device)
     out = poisoned(*values.shape, dtype=torch.int8)
     jit.tanh_int8(values, out)

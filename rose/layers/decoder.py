@@ -1,0 +1,120 @@
+"""Qwen3's layer, for bidirectional and causal models alike: the attention backend knows which.
+
+Source: Qwen3 technical report, arXiv 2505.09388; transformers' modeling_qwen3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from rose.kernels.norm import RmsNorm, add_rms_norm
+from rose.kernels.rope import QkRope, qk_norm_rope
+from rose.layers.projection import GatedProjection, Projection
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rose.config import ModelConfig
+    from rose.device_batch import DeviceBatch
+    from rose.layers.workspace import DecoderBuffers
+    from rose.weights import WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """Pre-norm attention and SwiGLU. On a GPU: 4 products, 4 fused kernels and attention.
+
+    input_norm is applied by whoever fills buffers.hidden: it is fused with what comes before this layer.
+    """
+
+    input_norm: RmsNorm
+    qkv: Projection
+    rope: QkRope
+    output: Projection
+    mlp_norm: RmsNorm
+    gate_up: GatedProjection
+    down: Projection
+
+    def __call__(self, batch: DeviceBatch, buffers: DecoderBuffers) -> Tensor:
+        """What is still to be added to buffers.residual: [T, H], or split-K partial sums [K, T, H].
+
+        Reads buffers.hidden = input_norm(residual) and adds the attention's part to the residual itself. The
+        result may lie in buffers.hidden or buffers.partials: use it before the next product.
+        """
+        mixed = self._attend(batch, buffers)
+        add_rms_norm(mixed, buffers.residual, self.mlp_norm, buffers.hidden)
+        self.gate_up(buffers.hidden, buffers.gate_up, buffers.partials, buffers.gated)
+        return self.down(buffers.gated, buffers.hidden, buffers.partials)
+
+    def _attend(self, batch: DeviceBatch, buffers: DecoderBuffers) -> Tensor:
+        rope, num_tokens = self.rope, batch.num_tokens
+        packed = self.qkv(buffers.hidden, buffers.qkv, buffers.partials)
+        qkv = packed if packed.dim() == 2 else buffers.qkv
+        qk_norm_rope(packed, buffers.positions, rope, qkv)
+        heads = qkv.view(num_tokens, -1, rope.head_dim)
+        q, k, v = heads.split([rope.num_heads, rope.num_kv_heads, rope.num_kv_heads], dim=1)
+        context = buffers.context.view(num_tokens, rope.num_heads, rope.head_dim)
+        batch.attention.forward(q, k, v, context, batch.cu_seqlens, batch.max_seqlen)
+        return self.output(buffers.context, buffers.hidden, buffers.partials)
+
+
+class DecoderReader:
+    """Reads decoder layers by Hugging Face's tensor names, a tensor at a time, into dtype on device."""
+
+    def __init__(
+        self, config: ModelConfig, weights: WeightSource, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._config = config
+        self._weights = weights
+        self._place = (device, dtype)
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """One tensor; on a CPU that of a mapped file itself if its dtype is right."""
+        return self._weights.tensor(name, shape).to(*self._place)
+
+    def norm(self, name: str) -> RmsNorm:
+        """An RMSNorm over the hidden size."""
+        return RmsNorm(self.tensor(name, self._config.hidden_size), self._config.norm_eps)
+
+    def layer(self, index: int, cos_sin: Tensor) -> DecoderLayer:
+        """Layer `index`; cos_sin from `rope_table` is shared by all."""
+        config, name = self._config, f"layers.{index}"
+        attention, mlp = f"{name}.self_attn", f"{name}.mlp"
+        size, inner = config.hidden_size, config.intermediate_size
+        query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        qkv = {
+            f"{attention}.{part}_proj.weight": rows for part, rows in (("q", query), ("k", key), ("v", key))
+        }
+        gate_up = {f"{mlp}.{part}_proj.weight": inner for part in ("gate", "up")}
+        return DecoderLayer(
+            input_norm=self.norm(f"{name}.input_layernorm.weight"),
+            qkv=Projection(self._stacked(qkv, size)),
+            rope=self._rope(attention, cos_sin),
+            output=Projection(self.tensor(f"{attention}.o_proj.weight", size, query)),
+            mlp_norm=self.norm(f"{name}.post_attention_layernorm.weight"),
+            gate_up=GatedProjection(self._stacked(gate_up, size)),
+            down=Projection(self.tensor(f"{mlp}.down_proj.weight", size, inner)),
+        )
+
+    def _stacked(self, rows: dict[str, int], width: int) -> Tensor:
+        """The weights [rows, width] over each other, each copied straight to its place."""
+        device, dtype = self._place
+        whole = torch.empty(sum(rows.values()), width, dtype=dtype, device=device)
+        for (name, height), part in zip(rows.items(), whole.split(list(rows.values())), strict=True):
+            part.copy_(self._weights.tensor(name, (height, width)))
+        return whole
+
+    def _rope(self, attention: str, cos_sin: Tensor) -> QkRope:
+        config = self._config
+        weights = [self.tensor(f"{attention}.{part}_norm.weight", config.head_dim) for part in "qk"]
+        return QkRope(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            eps=config.norm_eps,
+            weight=torch.stack(weights),
+            cos_sin=cos_sin,
+        )

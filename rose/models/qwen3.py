@@ -1,0 +1,79 @@
+"""Qwen3 that embeds: pplx-embed (bidirectional, mean), Qwen3-Embedding (causal, last). Wiring only.
+
+Source: Qwen3 technical report, arXiv 2505.09388; pplx-embed's modeling.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rose.attention.base import AttentionSpec
+from rose.kernels.embedding import EmbeddedTokens, embed_tokens
+from rose.kernels.gemm import partial_elements
+from rose.kernels.norm import add_rms_norm
+from rose.kernels.pooling import LastHidden, norm_gather_rows, norm_mean_pool, pool_scratch
+from rose.kernels.rope import rope_table
+from rose.layers.decoder import DecoderReader
+from rose.layers.workspace import Workspace
+
+if TYPE_CHECKING:
+    import torch
+
+    from rose.config import ModelConfig
+    from rose.device_batch import DeviceBatch, Outputs
+    from rose.weights import WeightSource
+
+
+class Qwen3Model:
+    """Token ids to pooled vectors. On a GPU a forward neither allocates nor waits, so it may be captured."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: WeightSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_tokens: int,
+    ) -> None:
+        self.config = config
+        self.attention_spec = AttentionSpec(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            scale=config.head_dim**-0.5,
+            causal=config.causal,
+            dtype=dtype,
+            device=device,
+        )
+        read = DecoderReader(config, weights, dtype, device)
+        cos_sin = rope_table(config.head_dim, config.rope_theta, config.max_positions, device)
+        self._table = read.tensor("embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self._layers = [read.layer(index, cos_sin) for index in range(config.num_layers)]
+        self._norm = read.norm("norm.weight")
+        self._workspace = Workspace(config, max_tokens, dtype, device, _most_partials(config))
+        self._scratch = pool_scratch(config.hidden_size, device)
+
+    def forward(self, batch: DeviceBatch, outputs: Outputs) -> None:
+        """Write the pooled vectors of `batch`, a row a sequence, to `outputs`."""
+        buffers = self._workspace.rows(batch.num_tokens)
+        embedded = EmbeddedTokens(buffers.residual, buffers.hidden, buffers.positions)
+        first, *others = self._layers
+        embed_tokens(batch.input_ids, batch.cu_seqlens, self._table, first.input_norm, embedded)
+        x = first(batch, buffers)
+        for layer in others:
+            add_rms_norm(x, buffers.residual, layer.input_norm, buffers.hidden)
+            x = layer(batch, buffers)
+        last = LastHidden(x, buffers.residual, self._norm)
+        if self.config.pooling == "mean":
+            norm_mean_pool(last, batch.cu_seqlens, outputs, self._scratch)
+        else:
+            which = "last" if self.config.pooling == "last" else "first"
+            norm_gather_rows(last, batch.cu_seqlens, which, outputs)
+
+
+def _most_partials(config: ModelConfig) -> int:
+    """Elements of the largest split-K product of any of the four weights."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes = ((query + 2 * key, hidden), (hidden, query), (2 * inner, hidden), (hidden, inner))
+    return max(partial_elements(n, k) for n, k in shapes)
