@@ -1,0 +1,162 @@
+"""What is brought up where: only what can run, and never an exception for what is missing."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rose.attention import backends, fa4, flashinfer
+from rose.attention.backends import load_backends
+from rose.attention.base import AttentionSpec
+from rose.attention.manifest import KernelRecord, sha256_of, write_manifest
+
+
+def spec_of(device: str, head_dim: int = 128) -> AttentionSpec:
+    return AttentionSpec(16, 8, head_dim, 0.1, False, torch.bfloat16, torch.device(device))
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU as far as the loader sees: its compute capability, and memory that is really the host's."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    real = torch.empty
+
+    def on_host(*size: int, device: object = None, **options: object) -> torch.Tensor:
+        return real(*size, **options)  # type: ignore[call-overload,no-any-return]
+
+    monkeypatch.setattr(torch, "empty", on_host)
+
+
+def fill(folder: Path, *kernels: str, head_dim: int = 128) -> None:
+    records = []
+    for kernel in kernels:
+        path = folder / f"{kernel}.so"
+        path.write_bytes(kernel.encode())
+        group, causal = (2, False) if kernel == "fa4" else (None, None)
+        records.append(
+            KernelRecord(
+                path.name, kernel, head_dim, group, causal, "bfloat16", "sm_90a", {}, sha256_of(path), 1
+            )
+        )
+    write_manifest(folder, records)
+
+
+def no_module(*_: object) -> None:
+    raise ImportError("not installed here")
+
+
+@pytest.fixture
+def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fa4, "jit_kernel", no_module)
+    monkeypatch.setattr(flashinfer, "jit_module", no_module)
+
+
+def test_on_a_cpu_torch_serves_alone(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        found = load_backends(spec_of("cpu"))
+    assert list(found) == ["sdpa"]
+    assert "attention on cpu, 16/8 heads of 128: sdpa" in caplog.text
+
+
+@pytest.mark.usefixtures("hopper")
+def test_on_hopper_every_kernel_of_the_folder_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, "fa4", "flashinfer-fa3", "flashinfer-fa2")
+    module = SimpleNamespace(func=print, plan=print, ragged_run=print)
+    monkeypatch.setattr(backends, "load_module", lambda path: module)
+    found = load_backends(spec_of("cuda"), [tmp_path])
+    assert sorted(found) == ["fa4", "flashinfer-fa2", "flashinfer-fa3", "sdpa"]
+    assert all(backend.name == name for name, backend in found.items())
+
+
+@pytest.mark.usefixtures("hopper")
+def test_nothing_is_compiled_when_the_folder_has_a_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(tmp_path, "fa4")
+    monkeypatch.setattr(backends, "load_module", lambda path: SimpleNamespace(func=print))
+
+    def compiled(*_: object) -> None:
+        raise AssertionError("compiled although a kernel was there")
+
+    monkeypatch.setattr(fa4, "jit_kernel", compiled)
+    monkeypatch.setattr(flashinfer, "jit_module", compiled)
+    with caplog.at_level(logging.INFO):
+        assert list(load_backends(spec_of("cuda"), [tmp_path])) == ["fa4", "sdpa"]
+    assert "no ahead-of-time kernel for flashinfer-fa2, flashinfer-fa3" in caplog.text
+
+
+@pytest.mark.usefixtures("hopper", "nothing_installed")
+@pytest.mark.parametrize(
+    "error", [ImportError("no tvm_ffi"), RuntimeError("undefined symbol"), AttributeError("func")]
+)
+def test_a_kernel_that_does_not_load_leaves_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    fill(tmp_path, "fa4")
+
+    def broken(path: Path) -> object:
+        raise error
+
+    monkeypatch.setattr(backends, "load_module", broken)
+    with caplog.at_level(logging.WARNING):
+        assert list(load_backends(spec_of("cuda"), [tmp_path])) == ["sdpa"]
+    assert f"cannot load {tmp_path / 'fa4.so'}" in caplog.text
+
+
+@pytest.mark.usefixtures("hopper")
+def test_without_kernels_an_installed_package_is_compiled_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = []
+
+    def module(spec: AttentionSpec, version: str) -> object:
+        asked.append(version)
+        return SimpleNamespace(plan=print, ragged_run=print)
+
+    monkeypatch.setattr(fa4, "jit_kernel", no_module)
+    monkeypatch.setattr(flashinfer, "jit_module", module)
+    with caplog.at_level(logging.INFO):
+        found = load_backends(spec_of("cuda"), [tmp_path])
+    assert list(found) == ["flashinfer-fa3", "sdpa"]
+    assert asked == ["fa3"]
+    assert "flashinfer-fa3: compiled from the installed package" in caplog.text
+    assert list(load_backends(spec_of("cuda"), [tmp_path], compile_missing=False)) == ["sdpa"]
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_compiler_that_fails_is_logged_and_the_next_one_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(*_: object) -> None:
+        raise ValueError("no nvcc")
+
+    monkeypatch.setattr(fa4, "jit_kernel", lambda spec: print)
+    monkeypatch.setattr(flashinfer, "jit_module", failing)
+    assert list(load_backends(spec_of("cuda"), [tmp_path])) == ["fa4", "sdpa"]
+    monkeypatch.setattr(fa4, "jit_kernel", failing)
+    assert list(load_backends(spec_of("cuda"), [tmp_path])) == ["sdpa"]
+    assert "fa4 could not be compiled: ValueError: no nvcc" in caplog.text
+
+
+@pytest.mark.usefixtures("hopper", "nothing_installed")
+def test_head_dim_32_asks_flashinfer_for_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert list(load_backends(spec_of("cuda", head_dim=32), [tmp_path])) == ["sdpa"]
+    assert "flashinfer" not in caplog.text
+
+
+def test_importing_the_policy_imports_no_kernel_package(repo_root: Path) -> None:
+    code = (
+        "import sys, rose.attention.policy\n"
+        "print([name for name in ('flashinfer', 'flash_attn', 'tvm_ffi') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=repo_root, check=True
+    )
+    assert done.stdout.strip() == "[]"

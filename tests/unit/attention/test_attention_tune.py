@@ -1,0 +1,81 @@
+"""The tuner's parts that need no GPU: the fp32 answer it checks against, and the table it writes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rose.attention import tune
+from rose.attention.backends import load_backends
+from rose.attention.base import AttentionSpec, BatchShape
+from rose.attention.policy import fastest, load_table
+from rose.attention.reference import reference_attention, relative_error
+
+SPEC = AttentionSpec(4, 2, 32, 0.2, False, torch.float32, torch.device("cpu"))
+LENGTHS = (3, 0, 17, 1)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_reference_is_masked_dense_attention(causal: bool) -> None:
+    """One dense attention over all tokens with a block-diagonal mask: shares no loop with the reference."""
+    spec = dataclasses.replace(SPEC, causal=causal)
+    offsets = np.cumsum([0, *LENGTHS])
+    total = int(offsets[-1])
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(total + 2, heads, 32, generator=generator) for heads in (4, 2, 2))
+    owner = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
+    allowed = owner[:, None] == owner[None, :]
+    if causal:
+        allowed &= torch.ones(total, total, dtype=torch.bool).tril()
+    wide_k, wide_v = (x[:total].repeat_interleave(2, dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q[:total], wide_k) * spec.scale
+    expected = torch.einsum("hqk,khd->qhd", scores.masked_fill(~allowed, -torch.inf).softmax(-1), wide_v)
+    out = reference_attention(q, k, v, offsets.tolist(), spec)
+    assert relative_error(out[:total], expected) < 1e-6
+    assert out[total:].abs().max() == 0
+
+
+def test_torchs_own_backend_agrees_with_the_reference_on_strided_views() -> None:
+    batch = tune.Batch(SPEC, 3, 20)
+    assert not batch.q.is_contiguous()
+    backend = load_backends(SPEC)["sdpa"]
+    backend.plan(batch.host_cu_seqlens, batch.num_tokens, 0)
+    batch.forward(backend)
+    assert batch.error() < 1e-5
+
+
+def test_a_wrong_result_shows_in_the_error_wherever_it_is() -> None:
+    batch = tune.Batch(SPEC, 7, 5)
+    backend = load_backends(SPEC)["sdpa"]
+    backend.plan(batch.host_cu_seqlens, batch.num_tokens, 0)
+    for row in (0, 34):
+        batch.forward(backend)
+        batch.out[row] += 1
+        assert batch.error() > tune.MAX_ERROR
+
+
+def test_what_is_written_is_what_the_policy_reads(tmp_path: Path) -> None:
+    cell = {
+        "head_dim": 64, "num_heads": 16, "num_kv_heads": 16, "causal": False,
+        "num_tokens": 512, "num_seqs": 1,
+        "us": {"fa4": 275.0, "sdpa": 353.0}, "plan_us": {"fa4": 0.1, "sdpa": 0.2},
+        "rel_error": {"fa4": 0.002},
+    }  # fmt: skip
+    table = {"format": 1, "device": "NVIDIA H200", "capability": [9, 0], "note": "x", "cells": [cell, cell]}
+    tune.dump(table, tmp_path / "new" / "policy.json")
+    read = load_table(tmp_path / "new" / "policy.json")
+    assert (read.device, read.capability, len(read.cells)) == ("NVIDIA H200", (9, 0), 2)
+    spec = AttentionSpec(16, 16, 64, 0.1, False, torch.bfloat16, torch.device("cpu"))
+    assert fastest(read, spec, BatchShape(500, 1, 500), ["sdpa", "fa4"]) == "fa4"
+
+
+def test_without_a_gpu_the_command_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert tune.main([]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
