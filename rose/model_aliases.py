@@ -37,6 +37,9 @@ ALIASES: dict[str, Alias] = {
     for alias in (
         Alias("minilm", "sentence-transformers/all-MiniLM-L6-v2"),
         Alias("bge-small", "BAAI/bge-small-en-v1.5"),
+        Alias("bge-base", "BAAI/bge-base-en-v1.5"),
+        Alias("bge-large", "BAAI/bge-large-en-v1.5"),
+        Alias("multilingual-e5-small", "intfloat/multilingual-e5-small"),
         Alias("bge-m3", "BAAI/bge-m3"),
         Alias("bge-reranker", "BAAI/bge-reranker-v2-m3"),
         Alias("pplx-embed", "perplexity-ai/pplx-embed-v1-0.6b", "2c4d510dd4a732063c31a0f70193e35067b51fd8"),

@@ -1,0 +1,103 @@
+"""The command-line flags of the HTTP side and the options they make. Reads no argv itself."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from gateway.options import GatewayOptions
+
+Group: TypeAlias = "argparse._ArgumentGroup"
+
+
+def add_http_flags(group: Group) -> None:
+    """Who may ask, and under which names."""
+    group.add_argument(
+        "--served-model-name",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a name that requests may give as `model`; answers show the first; repeatable; default: --model",
+    )
+    group.add_argument(
+        "--api-key",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="work routes want one of these keys as `Authorization: Bearer KEY`; /health and /ready stay "
+        "open; repeatable; who can list processes can read flags, but not BOUQUET_API_KEY; default: none",
+    )
+    group.add_argument(
+        "--tokenizer",
+        metavar="PATH",
+        type=_tokenizer_file,
+        help="a tokenizer.json, or a folder with one, instead of the model's own; with neither the server "
+        "takes token ids only",
+    )
+
+
+def add_limit_flags(group: Group) -> None:
+    """What one request may ask for."""
+    defaults = GatewayOptions()
+    group.add_argument(
+        "--max-items",
+        metavar="N",
+        type=int,
+        default=defaults.max_items,
+        help="inputs in one request; more get 400; default: %(default)s",
+    )
+    group.add_argument(
+        "--max-request-tokens",
+        metavar="TOKENS",
+        type=int,
+        default=defaults.max_request_tokens,
+        help="tokens of all inputs of one request; more get 400; default: %(default)s",
+    )
+    group.add_argument(
+        "--max-body-bytes",
+        metavar="BYTES",
+        type=int,
+        default=defaults.max_body_bytes,
+        help="one request's body, decompressed; more get 413; default: %(default)s",
+    )
+    group.add_argument(
+        "--request-timeout-s",
+        metavar="SECONDS",
+        type=float,
+        default=defaults.request_timeout_s,
+        help="a request not started on the device by then gets 504; default: %(default)s",
+    )
+    group.add_argument(
+        "--tokenizer-threads",
+        metavar="N",
+        type=int,
+        default=defaults.tokenizer_threads,
+        help="threads that tokenise long texts beside the event loop; default: %(default)s",
+    )
+
+
+def gateway_options(args: argparse.Namespace, more_keys: Sequence[str]) -> GatewayOptions:
+    """What the parsed flags of both groups say; more_keys: API keys from elsewhere.
+
+    Raises:
+        ValueError: a limit is not positive, or a key or name is empty.
+    """
+    return GatewayOptions(
+        served_model_names=tuple(args.served_model_name),
+        api_keys=(*args.api_key, *more_keys),
+        max_items=args.max_items,
+        max_request_tokens=args.max_request_tokens,
+        max_body_bytes=args.max_body_bytes,
+        request_timeout_s=args.request_timeout_s,
+        tokenizer_threads=args.tokenizer_threads,
+    )
+
+
+def _tokenizer_file(text: str) -> Path:
+    path = Path(text).expanduser()
+    path = path / "tokenizer.json" if path.is_dir() else path
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {path}")
+    return path

@@ -1,0 +1,130 @@
+"""The command-line flags of a model and its engine, and the options they make. Reads no argv itself."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TypeAlias
+
+from rose.engine_options import DEFAULT_BATCH_TOKENS, EngineOptions
+from rose.model_aliases import ALIASES
+
+Group: TypeAlias = "argparse._ArgumentGroup"
+
+
+def add_model_flags(group: Group) -> None:
+    """Which model, and how it is loaded."""
+    group.add_argument(
+        "--model",
+        metavar="NAME_OR_PATH",
+        default="minilm",
+        help="a folder in Hugging Face layout, a hub name (org/name or org/name@revision), or one of "
+        f"{', '.join(ALIASES)}; default: %(default)s",
+    )
+    group.add_argument(
+        "--load-format",
+        choices=("auto", "safetensors", "dummy"),
+        default="auto",
+        help="auto: safetensors, else pytorch_model.bin; safetensors: refuse the latter; dummy: seeded "
+        "random weights in the model's shapes, without a download: right speed, meaningless vectors; "
+        "default: %(default)s",
+    )
+    group.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="of weights and arithmetic; 16 bits halve memory and cost precision (cosine 0.999 instead of "
+        "0.99999); auto: float32 on the CPU, bfloat16 on CUDA; default: %(default)s",
+    )
+    group.add_argument(
+        "--device",
+        metavar="auto|cpu|cuda|cuda:N",
+        default="auto",
+        help="auto: CUDA if there is a device, else the CPU; default: %(default)s",
+    )
+    group.add_argument(
+        "--seed",
+        metavar="N",
+        type=int,
+        default=0,
+        help="of dummy weights: the same seed gives the same vectors; default: %(default)s",
+    )
+
+
+def add_engine_flags(group: Group) -> None:
+    """How large batches may be, and what is spent on them."""
+    defaults = EngineOptions()
+    group.add_argument(
+        "--max-model-len",
+        metavar="TOKENS",
+        type=positive,
+        help="longest sequence; longer ones are refused, or cut if asked; default: the model's own limit",
+    )
+    group.add_argument(
+        "--max-batch-tokens",
+        metavar="TOKENS",
+        type=positive,
+        help="most tokens in one forward, for which device memory is set aside; the batch that pays is "
+        f"learned while serving, and smaller; default: {DEFAULT_BATCH_TOKENS}, or --max-model-len if more",
+    )
+    group.add_argument(
+        "--max-batch-seqs",
+        metavar="N",
+        type=positive,
+        default=defaults.max_batch_seqs,
+        help="most sequences in one forward; default: %(default)s",
+    )
+    group.add_argument(
+        "--threads",
+        metavar="N",
+        type=positive,
+        help="CPU threads of one forward on the CPU; default: all that the process may use",
+    )
+    group.add_argument(
+        "--capture",
+        choices=("lazy", "all", "off"),
+        default=defaults.capture,
+        help="CUDA graphs. lazy: capture a batch shape when it comes a second time, a stall of milliseconds; "
+        "all: capture every shape before ready, a slow start; off: launch kernel by kernel, slow for small "
+        "batches; default: %(default)s",
+    )
+    group.add_argument(
+        "--max-graphs",
+        metavar="N",
+        type=positive,
+        default=defaults.max_graphs,
+        help="CUDA graphs kept; the least recently used goes first; default: %(default)s",
+    )
+    group.add_argument(
+        "--max-graph-bytes",
+        metavar="BYTES",
+        type=positive,
+        default=defaults.max_graph_bytes,
+        help="device memory of all CUDA graphs together; default: %(default)s",
+    )
+
+
+def engine_options(args: argparse.Namespace) -> EngineOptions:
+    """What the parsed flags of both groups say."""
+    return EngineOptions(
+        dtype=args.dtype,
+        device=args.device,
+        max_model_len=args.max_model_len,
+        max_batch_tokens=args.max_batch_tokens,
+        max_batch_seqs=args.max_batch_seqs,
+        num_threads=args.threads,
+        seed=args.seed,
+        capture=args.capture,
+        max_graphs=args.max_graphs,
+        max_graph_bytes=args.max_graph_bytes,
+    )
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return value

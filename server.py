@@ -1,0 +1,366 @@
+"""Bouquet's command line and composition root: the only file that sees every room, argv and the environment.
+
+argv -> frozen options -> bind the port -> load the model beside the loop -> serve -> drain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import errno
+import gc
+import json
+import logging
+import os
+import shlex
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+import uvloop
+from aiohttp import web
+
+from gateway import flags as gateway_flags
+from gateway.app import HEALTH, create_app
+from gateway.options import GatewayOptions
+from gateway.startup import Port, bind
+from gateway.tokenization.huggingface import HuggingFaceTokenizer
+from rose import flags as rose_flags
+from rose.batch import Engine, EngineInfo
+from rose.engine_options import EngineOptions
+from rose.errors import ModelLoadError
+from rose.model_source import LoadFormat, ModelFolder, resolve
+from scheduler import flags as scheduler_flags
+from scheduler.batcher import Batcher
+from scheduler.errors import SchedulerError
+from scheduler.options import SchedulerOptions
+
+VERSION = "0.1.0"
+STARTED_S = time.perf_counter()
+# Tokens of each sequence of the batches that run before ready: they page in weights, code and thread pools.
+WARMUP_BATCHES = ((8,), (16, 32))
+# Seconds that a shutdown adds to --drain-s for writing out the last answers.
+CLOSE_S = 5.0
+START_FAILED, BAD_USAGE, ENGINE_DEAD = 1, 2, 3
+
+T = TypeVar("T")
+logger = logging.getLogger("server")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Everything that the command line and the environment decide.
+
+    tokenizer: a tokenizer.json; None: the model folder's, if it has one.
+    drain_s: seconds that a shutdown gives accepted requests.
+    """
+
+    model: str
+    load_format: LoadFormat
+    tokenizer: Path | None
+    host: str
+    port: int
+    drain_s: float
+    log_level: str
+    engine: EngineOptions
+    scheduler: SchedulerOptions
+    gateway: GatewayOptions
+
+
+class StartError(Exception):
+    """The server cannot start; the message is one line that says what to do."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage of thirty flags around it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_USAGE, f"error: {message} (see --help)\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All flags, each with its unit and consequence."""
+    parser = _Parser(
+        prog="server.py",
+        description="Serve an embedding model over HTTP: POST /v1/embeddings, JSON or msgpack.",
+        epilog="Environment: BOUQUET_API_KEY is one more --api-key; HF_HUB_OFFLINE=1 keeps off the network.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"bouquet {VERSION}")
+    rose_flags.add_model_flags(parser.add_argument_group("model"))
+    http = parser.add_argument_group("HTTP")
+    http.add_argument(
+        "--host", default="127.0.0.1", help="address; 0.0.0.0 lets other machines in; default: %(default)s"
+    )
+    http.add_argument(
+        "--port", metavar="N", type=int, default=8000, help="0 takes a free one; default: %(default)s"
+    )
+    gateway_flags.add_http_flags(http)
+    http.add_argument(
+        "--drain-s",
+        metavar="SECONDS",
+        type=float,
+        default=30.0,
+        help="after SIGTERM or Ctrl-C accepted requests may take so long, then they get 503; a second signal "
+        "ends the process at once; default: %(default)s",
+    )
+    http.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="debug adds a line a request; default: %(default)s",
+    )
+    gateway_flags.add_limit_flags(parser.add_argument_group("limits of a request"))
+    batches = parser.add_argument_group("batches and memory")
+    rose_flags.add_engine_flags(batches)
+    scheduler_flags.add_flags(batches)
+    return parser
+
+
+def parse_options(argv: Sequence[str] | None = None) -> ServerOptions:
+    """Options of `argv` (None: the process's) and BOUQUET_API_KEY; exits with one line if they are wrong."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    key = os.environ.get("BOUQUET_API_KEY")
+    if not 0 <= args.port <= 65535:
+        parser.error(f"argument --port: {args.port} is not in 0..65535")
+    if not 0 <= args.drain_s < float("inf"):
+        parser.error(f"argument --drain-s: {args.drain_s} is not a number of seconds")
+    try:
+        return ServerOptions(
+            model=args.model,
+            load_format=args.load_format,
+            tokenizer=args.tokenizer,
+            host=args.host,
+            port=args.port,
+            drain_s=args.drain_s,
+            log_level=args.log_level,
+            engine=rose_flags.engine_options(args),
+            scheduler=scheduler_flags.scheduler_options(args, args.max_batch_tokens),
+            gateway=gateway_flags.gateway_options(args, [key] if key else []),
+        )
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def describe(options: ServerOptions) -> dict[str, object]:
+    """The settings as plain values, for the block at start and for /info. Keys are counted, not shown."""
+    settings = dataclasses.asdict(options)
+    settings["tokenizer"] = str(options.tokenizer) if options.tokenizer else "the model's own"
+    settings["gateway"]["api_keys"] = len(options.gateway.api_keys)
+    return settings
+
+
+def print_settings(settings: Mapping[str, object]) -> None:
+    """One block: a line for the server and one for each room."""
+    rooms = {name: value for name, value in settings.items() if isinstance(value, dict)}
+    server = {name: value for name, value in settings.items() if name not in rooms}
+    print(f"bouquet {VERSION}, process {os.getpid()}")
+    for room, values in {"server": server, **rooms}.items():
+        print(f"  {room:<10}{' '.join(f'{name}={value!r}' for name, value in values.items())}")
+    sys.stdout.flush()
+
+
+def beside(work: Callable[[], T]) -> Future[T]:
+    """Run `work` in a thread that dies with the process: nothing else ends a load before its time."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="load", daemon=True).start()
+    return future
+
+
+def load(options: ServerOptions, folder: ModelFolder) -> Engine:
+    """Import torch and load the model: seconds, and for large models minutes."""
+    from rose.engine import load_engine
+
+    dummy = options.load_format == "dummy"
+    return load_engine(folder.path, options.engine, dummy=dummy, model_name=folder.name)
+
+
+def load_tokenizer(options: ServerOptions, folder: ModelFolder) -> HuggingFaceTokenizer | None:
+    """The named tokenizer, or the folder's; None if there is neither."""
+    path = options.tokenizer or folder.path / "tokenizer.json"
+    if options.tokenizer is None and not path.is_file():
+        logger.warning("%s has no tokenizer.json: token ids only, unless --tokenizer names one", folder.path)
+        return None
+    return HuggingFaceTokenizer.from_file(path)
+
+
+async def warm_up(batcher: Batcher, info: EngineInfo) -> None:
+    """Run the first, slow steps before a client waits for them.
+
+    Raises:
+        StartError: a step failed.
+    """
+    for lengths in WARMUP_BATCHES:
+        sizes = [min(length, info.max_model_len, info.max_batch_tokens) for length in lengths]
+        batch = [np.arange(size, dtype=np.int32) % info.vocab_size for size in sizes][: info.max_batch_seqs]
+        try:
+            await batcher.run(batch)
+        except SchedulerError as error:
+            raise StartError(f"the model's first step failed: {error}") from error
+
+
+class Server:
+    """A port, and once the model is loaded, the rooms behind it."""
+
+    def __init__(self, options: ServerOptions, port: Port) -> None:
+        self._options = options
+        self._port = port
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> int:
+        """Serve until a signal or the engine's death; the exit status.
+
+        Raises:
+            StartError, ModelLoadError: the server could not start.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        await self._port.open()
+        starting = loop.create_task(self._start())
+        first: list[asyncio.Future[Any]] = [starting, self._ended]
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            leave(self._ended.result())
+        engine, batcher, app = starting.result()
+        status = await self._ended
+        app[HEALTH].draining = True
+        await self._stop(batcher)
+        if status == ENGINE_DEAD or not await ended_within(CLOSE_S, engine.close):
+            leave(status)
+        return status
+
+    async def _start(self) -> tuple[Engine, Batcher, web.Application]:
+        options = self._options
+        resolving = beside(lambda: resolve(options.model, options.load_format))
+        loading = beside(lambda: load(options, resolving.result()))
+        folder = await asyncio.wrap_future(resolving)
+        logger.info("loading %s from %s: %s", folder.name, folder.origin, folder.path)
+        tokenizer = await asyncio.to_thread(load_tokenizer, options, folder)
+        engine = await asyncio.wrap_future(loading)
+        batcher = Batcher(engine, options.scheduler, on_dead=self._on_dead)
+        await batcher.start()
+        await warm_up(batcher, engine.info)
+        static = {"version": VERSION, "settings": describe(options), "origin": folder.origin}
+        app = create_app(
+            options.gateway,
+            batcher,
+            engine.info,
+            tokenizer,
+            describe=lambda: {**static, "revision": folder.revision, "engine": engine.stats()},
+        )
+        await self._port.serve(app)
+        # What lives now lives to the end: the collector need not look at torch's million objects again.
+        gc.collect()
+        gc.freeze()
+        announce(options, engine.info, self._port.url, text=tokenizer is not None)
+        return engine, batcher, app
+
+    async def _stop(self, batcher: Batcher) -> None:
+        """Refuse what is new, finish what was accepted, then close from the outside in."""
+        await batcher.close(self._options.drain_s)
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._port.close()
+        except TimeoutError:
+            logger.warning("some clients did not read their answers within %s s", CLOSE_S)
+
+    def _on_signal(self, number: int) -> None:
+        if self._ended.done():
+            leave(128 + number)
+        logger.info("signal %d: draining for up to %s s", number, self._options.drain_s)
+        self._ended.set_result(0)
+
+    def _on_dead(self, reason: str) -> None:
+        print(f"error: {reason}", file=sys.stderr, flush=True)
+        if not self._ended.done():
+            self._ended.set_result(ENGINE_DEAD)
+
+
+async def ended_within(limit_s: float, work: Callable[[], None]) -> bool:
+    """Run blocking `work` beside the loop; whether it ended within `limit_s` seconds."""
+    done, _ = await asyncio.wait({asyncio.wrap_future(beside(work))}, timeout=limit_s)
+    return bool(done)
+
+
+def announce(options: ServerOptions, info: EngineInfo, url: str, *, text: bool) -> None:
+    """Say that the server is ready, and what to type next."""
+    name = (*options.gateway.served_model_names, info.model)[0]
+    body = json.dumps({"model": name, "input": "Hello, world" if text else [1, 2, 3]})
+    key = '-H "Authorization: Bearer $BOUQUET_API_KEY" ' if options.gateway.api_keys else ""
+    print(
+        f"ready after {time.perf_counter() - STARTED_S:.1f} s at {url}: {name}, {info.architecture}, "
+        f"{info.dtype} on {info.device}, {info.dimensions} dimensions, up to {info.max_model_len} tokens\n"
+        f"curl -s {url}/v1/embeddings {key}-H 'Content-Type: application/json' -d {shlex.quote(body)}",
+        flush=True,
+    )
+
+
+def leave(status: int) -> NoReturn:
+    """End the process now, also while threads load a model or wait for a device."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def listening_socket(options: ServerOptions) -> socket.socket:
+    """Bind before anything slow.
+
+    Raises:
+        StartError: the address is in use, or not to be had.
+    """
+    where = f"{options.host}:{options.port}"
+    try:
+        return bind(options.host, options.port)
+    except OSError as error:
+        reason = "another process listens there" if error.errno == errno.EADDRINUSE else error.strerror
+        raise StartError(f"cannot listen on {where}: {reason}; choose another --port or --host") from error
+
+
+def set_up_logging(level: str) -> None:
+    """Everything to stdout, a line each; stderr is for the one line that says why the process ended."""
+    form = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s %(message)s"
+    logging.basicConfig(level=level.upper(), stream=sys.stdout, format=form, datefmt="%Y-%m-%dT%H:%M:%S")
+    logging.captureWarnings(capture=True)
+    for library in ("asyncio", "httpx", "httpx2", "httpcore", "httpcore2", "huggingface_hub", "urllib3"):
+        logging.getLogger(library).setLevel(logging.WARNING)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until told to stop; the exit status."""
+    options = parse_options(argv)
+    set_up_logging(options.log_level)
+    print_settings(describe(options))
+
+    async def serve(bound: socket.socket) -> int:
+        return await Server(options, Port(bound)).run()
+
+    try:
+        return uvloop.run(serve(listening_socket(options)))
+    except (StartError, ModelLoadError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        leave(START_FAILED)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+if __name__ == "__main__":
+    sys.exit(main())
