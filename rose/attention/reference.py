@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+MAX_SCORES = 1 << 26  # 256 MB of fp32
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -18,21 +20,25 @@ def reference_attention(
 ) -> torch.Tensor:
     """softmax(q kᵀ · scale) v of each sequence, f32[T, num_heads, head_dim]; rows past the last offset are 0.
 
-    Takes what AttentionBackend.forward takes, with the offsets on the host. One head at a time: the scores of
-    8192 tokens need 256 MB.
+    Takes what AttentionBackend.forward takes, with the offsets on the host. Scores of at most 256 MB at a
+    time: all heads of a short sequence, one of a sequence of 8192 tokens.
     """
     out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     group = spec.num_heads // spec.num_kv_heads
     for start, end in pairwise(offsets):
-        if start == end:
+        length = end - start
+        if length == 0:
             continue
-        hidden = torch.ones(end - start, end - start, dtype=torch.bool, device=q.device).triu(1)
-        for head in range(spec.num_heads):
-            keys, values = (x[start:end, head // group].float() for x in (k, v))
-            scores = q[start:end, head].float() @ keys.T * spec.scale
+        hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+        step = max(1, min(spec.num_heads, MAX_SCORES // length**2))
+        for head in range(0, spec.num_heads, step):
+            heads = torch.arange(head, min(head + step, spec.num_heads), device=q.device)
+            queries = q[start:end, heads].float().transpose(0, 1)
+            keys, values = (x[start:end, heads // group].float().transpose(0, 1) for x in (k, v))
+            scores = queries @ keys.transpose(1, 2) * spec.scale
             if spec.causal:
                 scores = scores.masked_fill(hidden, float("-inf"))
-            out[start:end, head] = scores.softmax(-1) @ values
+            out[start:end, heads] = (scores.softmax(-1) @ values).transpose(0, 1)
     return out
 
 

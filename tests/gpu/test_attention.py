@@ -1,0 +1,244 @@
+"""Every attention backend at hand, against fp32: odd lengths, strided views, graphs, batches in flight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from rose.attention import tune
+from rose.attention.base import AttentionSpec
+from rose.attention.policy import load_backends, load_table
+from rose.attention.reference import reference_attention, relative_error
+
+if TYPE_CHECKING:
+    from rose.attention.base import AttentionBackend
+
+pytestmark = pytest.mark.gpu
+
+NAMES = ("fa4", "flashinfer-fa3", "flashinfer-fa2", "sdpa")
+HEADS = {"hd128": (16, 8, 128), "hd128-4b": (32, 8, 128), "hd64": (16, 16, 64), "hd32": (12, 12, 32)}
+LENGTHS = {
+    "1": [1],
+    "17": [17],
+    "128": [128],
+    "512": [512],
+    "1+511": [1, 511],
+    "with empty": [100, 0, 77, 300],
+    "16x30": [30] * 16,
+    "1..64": list(range(1, 65)),
+    "empty first and last": [0, 0, 5, 190, 0],
+    "129x3": [129] * 3,
+    "300 tiny": [1 + i % 7 for i in range(300)],
+    "512 tiny": [1 + i % 3 for i in range(512)],
+    "mixed": [2049, 3, 640, 191, 192, 193],
+    "4096": [4096],
+    "8192": [8192],
+}
+MAX_ERROR = 0.006  # bf16 products and output: 0.0022 measured
+
+
+@lru_cache
+def backends_of(heads: str, causal: bool) -> tuple[AttentionSpec, dict[str, AttentionBackend]]:
+    num_heads, num_kv_heads, head_dim = HEADS[heads]
+    device = torch.device("cuda", 0)
+    spec = AttentionSpec(
+        num_heads, num_kv_heads, head_dim, head_dim**-0.5, causal, torch.bfloat16, device
+    )  # fmt: skip
+    return spec, load_backends(spec)
+
+
+def pick(name: str, heads: str, causal: bool = False) -> tuple[AttentionSpec, AttentionBackend]:
+    spec, found = backends_of(heads, causal)
+    if name not in found:
+        pytest.skip(f"{name} is not available for {heads}, causal={causal}")
+    return spec, found[name]
+
+
+@dataclass
+class Buffers:
+    """Static buffers of one (tokens, sequences) configuration, as a graph's."""
+
+    spec: AttentionSpec
+    num_tokens: int
+    num_seqs: int
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
+        generator = torch.Generator(spec.device).manual_seed(self.num_tokens)
+        shape = (self.num_tokens, sum(heads) * spec.head_dim)
+        self.qkv = torch.randn(shape, dtype=spec.dtype, device=spec.device, generator=generator)
+        self.q, self.k, self.v = torch.split(self.qkv.view(-1, sum(heads), spec.head_dim), heads, dim=1)
+        self.out = torch.empty(
+            self.num_tokens, spec.num_heads, spec.head_dim, dtype=spec.dtype, device=spec.device
+        )
+        self.cu_seqlens = torch.zeros(self.num_seqs + 1, dtype=torch.int32, device=spec.device)
+
+    def offsets(self, lengths: list[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """i32[S+1]: the lengths, then empty sequences."""
+        padded = [*lengths, *[0] * (self.num_seqs - len(lengths))]
+        return np.cumsum([0, *padded], dtype=np.int32)
+
+    def forward(self, backend: AttentionBackend, max_seqlen: int) -> None:
+        backend.forward(self.q, self.k, self.v, self.out, self.cu_seqlens, max_seqlen)
+
+    def error(self, offsets: np.ndarray[Any, np.dtype[np.int32]], out: torch.Tensor | None = None) -> float:
+        """Relative error of the real rows; NaN if any of them was not written."""
+        total = int(offsets[-1])
+        expected = reference_attention(self.q, self.k, self.v, offsets.tolist(), self.spec)
+        return relative_error((self.out if out is None else out)[:total], expected[:total])
+
+
+def eager_error(spec: AttentionSpec, backend: AttentionBackend, lengths: list[int], padding: int) -> float:
+    buffers = Buffers(spec, sum(lengths) + padding, len(lengths))
+    assert buffers.q.stride(0) == (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    if padding:
+        buffers.qkv[-padding:] = 1e4  # whatever an earlier batch may have left there
+    offsets = buffers.offsets(lengths)
+    buffers.cu_seqlens.copy_(torch.from_numpy(offsets))
+    buffers.out.fill_(float("nan"))
+    backend.plan(offsets, buffers.num_tokens, 0)
+    buffers.forward(backend, max(lengths))
+    return buffers.error(offsets)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_length(name: str, heads: str, causal: bool, lengths: str) -> None:
+    spec, backend = pick(name, heads, causal)
+    assert eager_error(spec, backend, LENGTHS[lengths], padding=0) < MAX_ERROR
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("name", NAMES)
+def test_padded_rows_do_not_matter(name: str, heads: str) -> None:
+    spec, backend = pick(name, heads)
+    assert eager_error(spec, backend, [100, 0, 77, 300], padding=35) < MAX_ERROR
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("name", NAMES)
+def test_short_sequences_are_the_same_alone_and_packed(name: str, heads: str) -> None:
+    spec, backend = pick(name, heads)
+    packed = Buffers(spec, 512, 16)
+    offsets = packed.offsets([30] * 16)
+    packed.cu_seqlens.copy_(torch.from_numpy(offsets))
+    backend.plan(offsets, 512, 0)
+    packed.forward(backend, 30)
+    alone = Buffers(spec, 64, 1)
+    alone.qkv[:30] = packed.qkv[210:240]
+    offsets = alone.offsets([30])
+    alone.cu_seqlens.copy_(torch.from_numpy(offsets))
+    backend.plan(offsets, 64, 0)
+    alone.forward(backend, 30)
+    assert relative_error(alone.out[:30], packed.out[210:240].float()) < MAX_ERROR
+
+
+def captured(backend: AttentionBackend, buffers: Buffers, lengths: list[int]) -> torch.cuda.CUDAGraph:
+    """A graph of one forward, captured as the engine does: planned before, on the stream that replays."""
+    offsets = buffers.offsets(lengths)
+    buffers.cu_seqlens.copy_(torch.from_numpy(offsets))
+    backend.plan(offsets, buffers.num_tokens, 0)
+    buffers.forward(backend, buffers.num_tokens)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        buffers.forward(backend, buffers.num_tokens)
+    return graph
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("name", NAMES)
+def test_one_graph_serves_any_lengths(name: str, heads: str, causal: bool) -> None:
+    spec, backend = pick(name, heads, causal)
+    if not backend.capturable:
+        pytest.skip(f"{name} is not for capture")
+    buffers = Buffers(spec, 512, 16)
+    graph = captured(backend, buffers, [17, 3])
+    for lengths in ([512], [1, 511], [100, 0, 77, 300], [30] * 16, [1], [32] * 16, [0, 500], [512]):
+        offsets = buffers.offsets(lengths)
+        buffers.cu_seqlens.copy_(torch.from_numpy(offsets))
+        buffers.out.fill_(float("nan"))
+        backend.plan(offsets, 512, 0)
+        graph.replay()
+        assert buffers.error(offsets) < MAX_ERROR, lengths
+
+
+@pytest.mark.parametrize("heads", ["hd128", "hd64"])
+@pytest.mark.parametrize("name", NAMES)
+def test_two_configurations_share_a_backend(name: str, heads: str) -> None:
+    """Replays of one (tokens, sequences) configuration between those of another leave both right."""
+    spec, backend = pick(name, heads)
+    if not backend.capturable:
+        pytest.skip(f"{name} is not for capture")
+    small, large = Buffers(spec, 128, 4), Buffers(spec, 2048, 64)
+    graphs = [captured(backend, small, [9]), captured(backend, large, [2000])]
+    for lengths in ([[128], [32] * 64], [[1, 2, 3], [2048]], [[64, 64], [1, 2000, 40]]):
+        for buffers, graph, mine in zip((small, large), graphs, lengths, strict=True):
+            offsets = buffers.offsets(mine)
+            buffers.cu_seqlens.copy_(torch.from_numpy(offsets))
+            buffers.out.fill_(float("nan"))
+            backend.plan(offsets, buffers.num_tokens, 0)
+            graph.replay()
+            assert buffers.error(offsets) < MAX_ERROR, mine
+
+
+@pytest.mark.parametrize("heads", ["hd128", "hd64"])
+@pytest.mark.parametrize("name", NAMES)
+def test_two_batches_in_flight_do_not_mix(name: str, heads: str) -> None:
+    """The second batch is planned while the first one's copy still waits behind a sleeping kernel."""
+    spec, backend = pick(name, heads)
+    if not backend.capturable:
+        pytest.skip(f"{name} is not for capture")
+    buffers = Buffers(spec, 512, 8)
+    graph = captured(backend, buffers, [512])
+    staged = [torch.empty(9, dtype=torch.int32, pin_memory=True) for _ in range(2)]
+    for pair in ([[512], [1] * 8], [[100, 0, 77], [511, 1]], [[64] * 8, [3, 400, 20]]):
+        planned, results = [], []
+        torch.cuda._sleep(40_000_000)  # about 20 ms
+        for slot, lengths in enumerate(pair):
+            offsets = buffers.offsets(lengths)
+            staged[slot].copy_(torch.from_numpy(offsets))
+            buffers.cu_seqlens.copy_(staged[slot], non_blocking=True)
+            backend.plan(offsets, 512, slot)
+            buffers.out.fill_(float("nan"))
+            graph.replay()
+            results.append(buffers.out.clone())
+            planned.append(offsets)
+        torch.cuda.synchronize()
+        for offsets, result in zip(planned, results, strict=True):
+            assert buffers.error(offsets, result) < MAX_ERROR, pair
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("name", ["fa4", "flashinfer-fa3", "flashinfer-fa2"])
+def test_a_forward_allocates_nothing(name: str, heads: str) -> None:
+    spec, backend = pick(name, heads)
+    buffers = Buffers(spec, 1024, 512)
+    offsets = buffers.offsets([2] * 512)
+    buffers.cu_seqlens.copy_(torch.from_numpy(offsets))
+    backend.plan(offsets, 1024, 0)
+    buffers.forward(backend, 2)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    for _ in range(3):
+        backend.plan(offsets, 1024, 0)
+        buffers.forward(backend, 2)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+def test_the_tuner_writes_a_table_that_the_policy_reads(tmp_path: Path) -> None:
+    out = tmp_path / "policy.json"
+    assert tune.main(["--shape", "1x128", "--shape", "4x100", "--head-dim", "64", "--out", str(out)]) == 0
+    table = load_table(out)
+    assert [(cell.num_tokens, cell.num_seqs) for cell in table.cells] == [(128, 1), (400, 4)]
+    assert all(us > 0 for cell in table.cells for _, us in cell.us)
