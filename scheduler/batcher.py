@@ -114,7 +114,7 @@ class Batcher:
     ) -> JobResult:
         """Vectors of `sequences` (each i32[n], 1 <= n <= engine.info.max_batch_tokens), a row each.
 
-        token_type_ids: a row as long as its sequence, or None for zeros. deadline_s: seconds from now, when
+        token_type_ids: a row as long as its sequence, or None for zeros. deadline_s: seconds until
         the last sequence must have been launched. Cancelling the call drops what still waits.
 
         Raises:

@@ -1,4 +1,4 @@
-"""When the next batch should be launched, and how large: pure arithmetic on the queue's counts."""
+"""When the next batch should be launched, and how large: arithmetic on the queue's counts."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Rows
 from rose.batch import Int32
 from scheduler.sequence import Job, Sequence
 
-# Rows of ended jobs stay in the deque until they are popped or outnumber the live ones by so many and more:
+# Rows of ended jobs stay in the deque until popped, or until they outnumber the live ones by so many:
 # then one pass removes them, so that a storm of cancelled calls cannot fill the memory while a step is slow.
 _MAX_DEAD_ROWS = 256
 

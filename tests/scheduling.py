@@ -1,0 +1,48 @@
+"""What tests of the scheduler share: a started Batcher on the running (virtual) loop, sequences for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+
+from rose.batch import Engine, Int32
+from scheduler.batcher import Batcher
+from scheduler.options import SchedulerOptions
+from scheduler.sequence import JobResult
+from tests.fakes import fake_vector
+
+
+@asynccontextmanager
+async def batching(
+    engine: Engine, on_dead: Callable[[str], None] | None = None, **options: Any
+) -> AsyncIterator[Batcher]:
+    """A started Batcher, closed without a drain at the end."""
+    clock = asyncio.get_running_loop().time
+    batcher = Batcher(engine, SchedulerOptions(**options), on_dead=on_dead, clock=clock)
+    await batcher.start()
+    try:
+        yield batcher
+    finally:
+        await batcher.close(0.0)
+
+
+def sequence(num_tokens: int, first: int = 0) -> Int32:
+    """i32[num_tokens], rising from `first`."""
+    return np.arange(first, first + num_tokens, dtype=np.int32)
+
+
+def assert_answers(result: JobResult, sequences: list[Int32]) -> None:
+    """Each row is the vector of its own sequence."""
+    assert len(result.vectors) == len(sequences)
+    for vector, ids in zip(result.vectors, sequences, strict=True):
+        np.testing.assert_array_equal(vector, fake_vector(ids, len(vector)))
+
+
+async def turns(count: int = 5) -> None:
+    """Let everything that is ready run."""
+    for _ in range(count):
+        await asyncio.sleep(0)

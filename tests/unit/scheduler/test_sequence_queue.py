@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from math import inf
+
+import pytest
+
+from scheduler.errors import DeadlineExpired, StepFailed
+from scheduler.queue import SequenceQueue
+from scheduler.sequence import Job, Sequence
+from tests.scheduling import sequence
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+class Bench:
+    """A queue and a way to put jobs into it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.queue = SequenceQueue()
+        self._loop = loop
+
+    def add(self, *lengths: int, deadline_s: float = inf) -> Job:
+        job = Job(len(lengths), self._loop.create_future(), arrived_s=0.0, deadline_s=deadline_s)
+        self.queue.append(job, [sequence(length) for length in lengths])
+        return job
+
+    def take(self, max_tokens: int = 100, max_seqs: int = 100, now_s: float = 0.0) -> list[int]:
+        return lengths(self.queue.take(max_tokens, max_seqs, now_s))
+
+
+def lengths(batch: list[Sequence]) -> list[int]:
+    return [row.num_tokens for row in batch]
+
+
+@pytest.fixture
+def bench(loop: asyncio.AbstractEventLoop) -> Bench:
+    return Bench(loop)
+
+
+def test_first_come_first_served_within_the_token_budget(bench: Bench) -> None:
+    bench.add(40, 40)
+    bench.add(30)
+    bench.add(5)  # would still fit beside 40 + 40, but must not overtake 30
+    assert bench.take() == [40, 40]
+    assert bench.take() == [30, 5]
+    assert bench.take() == []
+
+
+def test_the_sequence_limit_ends_a_batch(bench: Bench) -> None:
+    bench.add(1, 1, 1, 1, 1)
+    assert bench.take(max_seqs=3) == [1, 1, 1]
+    assert bench.take(max_seqs=3) == [1, 1]
+
+
+@pytest.mark.parametrize("others_first", [True, False])
+def test_a_sequence_longer_than_the_budget_runs_alone(bench: Bench, others_first: bool) -> None:
+    if others_first:
+        bench.add(3)
+    bench.add(500)
+    bench.add(4)
+    expected = [[3]] if others_first else []
+    expected += [[500], [4]]
+    assert [bench.take() for _ in expected] == expected
+
+
+def test_counts_follow_every_change(bench: Bench) -> None:
+    first = bench.add(10, 20)
+    bench.add(30)
+    assert (bench.queue.num_seqs, bench.queue.num_tokens) == (3, 60)
+    assert repr(bench.queue) == "<SequenceQueue 3 seqs, 60 tokens waiting>"
+    bench.take(max_tokens=10)
+    assert (bench.queue.num_seqs, bench.queue.num_tokens) == (2, 50)
+    first.future.cancel()
+    bench.queue.drop(first)
+    bench.queue.drop(first)
+    assert (bench.queue.num_seqs, bench.queue.num_tokens) == (1, 30)
+    assert repr(bench.queue) == "<SequenceQueue 1 seqs, 30 tokens waiting, 1 dead rows>"
+    assert bench.take() == [30]
+    assert len(bench.queue) == 0
+
+
+def test_ended_jobs_are_dropped_at_pop_even_if_nobody_said_so(bench: Bench) -> None:
+    gone = bench.add(10, 10)
+    bench.add(7)
+    gone.future.cancel()
+    assert bench.take() == [7]
+    assert (bench.queue.num_seqs, bench.queue.num_tokens) == (0, 0)
+
+
+def test_a_deadline_ends_the_job_at_pop(bench: Bench) -> None:
+    late = bench.add(10, 10, deadline_s=2.0)
+    bench.add(7, deadline_s=3.0)
+    assert bench.take(max_tokens=10, now_s=1.9) == [10]
+    assert bench.take(now_s=2.0) == [7]
+    with pytest.raises(DeadlineExpired, match="not started within 2 s"):
+        late.future.result()
+
+
+def test_many_dead_rows_are_removed_without_a_pop(bench: Bench) -> None:
+    kept = bench.add(1)
+    for _ in range(1000):
+        gone = bench.add(1, 1, 1)
+        gone.fail(StepFailed("gone"))
+        gone.future.exception()
+        bench.queue.drop(gone)
+    dead = len(bench.queue._waiting) - bench.queue.num_seqs
+    assert dead < 300
+    bench.add(2)
+    assert bench.take() == [1, 2]
+    assert not kept.done
+
+
+def test_dead_rows_may_be_removed_while_a_batch_is_taken(bench: Bench) -> None:
+    gone = [bench.add(*[1] * 200) for _ in range(3)]
+    bench.add(9)
+    for job in gone:
+        job.future.cancel()
+    assert bench.take() == [9]
+
+
+def test_halves_run_again_first_apart_and_in_order(bench: Bench) -> None:
+    bench.add(1, 2, 3, 4, 5)
+    bench.add(6)
+    batch = bench.queue.take(15, 100, 0.0)
+    assert not bench.queue.retrying
+    bench.queue.retry_halves(batch)
+    assert bench.queue.retrying
+    assert (bench.queue.num_seqs, bench.queue.num_tokens) == (6, 21)
+    assert [bench.take() for _ in range(3)] == [[1, 2], [3, 4, 5], [6]]
+    assert not bench.queue.retrying
+
+
+def test_halves_of_a_later_batch_wait_behind_those_of_an_earlier_one(bench: Bench) -> None:
+    bench.add(1, 2, 3, 4)
+    first, second = (bench.queue.take(100, 2, 0.0) for _ in range(2))
+    bench.queue.retry_halves(first)
+    bench.queue.retry_halves(second)
+    assert [bench.take() for _ in range(4)] == [[1], [2], [3], [4]]
+
+
+def test_cancelled_rows_do_not_run_again(bench: Bench) -> None:
+    gone = bench.add(1, 2)
+    bench.add(3)
+    batch = bench.queue.take(100, 100, 0.0)
+    gone.future.cancel()
+    bench.queue.retry_halves(batch)
+    assert bench.queue.num_seqs == 1
+    assert [bench.take(), bench.take()] == [[3], []]
