@@ -15,7 +15,15 @@ _NOT_READY = int(runtime.cudaError_t.cudaErrorNotReady)
 
 
 class Event(Protocol):
-    """What a LazyTensor needs of an event. One that was never recorded counts as passed."""
+    """A point in one stream. One that was never recorded counts as passed."""
+
+    def record(self) -> None:
+        """Move the event behind all work now queued on its stream.
+
+        Raises:
+            DeviceError: the stream is broken.
+        """
+        ...
 
     def query(self) -> bool:
         """Whether the work before the record is done. Never blocks.
@@ -47,23 +55,20 @@ class CudaEvent:
     A record costs 1.4 µs and a query 2.3 µs on the GPU host; a new torch event with its record costs 13 µs.
     """
 
-    __slots__ = ("_handle", "_query", "_record")
+    __slots__ = ("_handle", "_query", "_record", "_stream")
 
-    def __init__(self) -> None:
+    def __init__(self, stream: CudaStream) -> None:
         """Raises: CudaError: no device, or no memory on it."""
+        self._stream = stream.handle
         self._handle = check(
             runtime.cudaEventCreateWithFlags(runtime.cudaEventDisableTiming), "cudaEventCreateWithFlags"
         )
         self._query = runtime.cudaEventQuery
         self._record = runtime.cudaEventRecord
 
-    def record(self, stream: CudaStream) -> None:
-        """Move the event behind all work now queued on `stream`.
-
-        Raises:
-            CudaError: the stream is broken.
-        """
-        error = self._record(self._handle, stream.handle)[0]
+    def record(self) -> None:
+        """See `Event.record`."""
+        error = self._record(self._handle, self._stream)[0]
         if error:
             raise CudaError(error, "cudaEventRecord")
 
@@ -94,9 +99,10 @@ class CudaEvent:
 class CpuEvent:
     """The stand-in on a CpuStream, with the same meaning; it also tells its subscribers."""
 
-    __slots__ = ("_callbacks", "_error", "_lock", "_passed", "_records")
+    __slots__ = ("_callbacks", "_error", "_lock", "_passed", "_records", "_stream")
 
-    def __init__(self) -> None:
+    def __init__(self, stream: CpuStream) -> None:
+        self._stream = stream
         self._lock = threading.Lock()
         self._passed = threading.Event()
         self._passed.set()
@@ -104,17 +110,13 @@ class CpuEvent:
         self._callbacks: list[Callable[[], None]] = []
         self._records = 0
 
-    def record(self, stream: CpuStream) -> None:
-        """Move the event behind all work now queued on `stream`.
-
-        Raises:
-            DeviceError: the stream is closed.
-        """
+    def record(self) -> None:
+        """See `Event.record`."""
         with self._lock:
             self._records += 1
             record = self._records
             self._passed.clear()
-        stream.mark(lambda error: self._reached(record, error))
+        self._stream.mark(lambda error: self._reached(record, error))
 
     def query(self) -> bool:
         """See `Event.query`."""

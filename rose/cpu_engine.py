@@ -51,10 +51,10 @@ class CpuEngine:
         """See `rose.batch.Engine`. Any number of steps may wait; they run one at a time."""
         longest = self._limits.check(batch)
         step = _CpuStep(self._forward, batch, longest)
-        event = CpuEvent()
+        event = CpuEvent(self._stream)
         try:
             self._stream.launch(step.run)
-            event.record(self._stream)
+            event.record()
         except DeviceError as error:
             raise EngineDeadError(str(error)) from error
         self._launched += 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rose.attention.policy import load_backends
+from rose.attention.backends import load_backends
 from rose.batch import Engine, EngineInfo
 from rose.buckets import token_bucket
 from rose.config import ModelConfig, load_config
@@ -66,7 +66,7 @@ def load_engine(folder: Path, options: EngineOptions, *, dummy: bool, model_name
         architecture=config.architecture,
         dtype=str(dtype).removeprefix("torch."),
         device=_device_name(device),
-        dimensions=1 if config.task == "score" else config.hidden_size,
+        dimensions=config.hidden_size,
         vocab_size=config.vocab_size,
         max_model_len=max_model_len,
         max_batch_tokens=max_batch_tokens,
@@ -87,9 +87,9 @@ def _start(loaded: _Loaded, options: EngineOptions, device: torch.device) -> Eng
         attention = next(iter(loaded.backends.values()))
         threads = options.num_threads or _usable_cpus()
         return CpuEngine(loaded.model, attention, loaded.info, loaded.limits, threads)
-    from rose.cuda_engine import CudaEngine  # brings in what a CPU server never needs
+    from rose.cuda_engine import cuda_engine  # brings in what a CPU server never needs
 
-    return CudaEngine(loaded.model, loaded.backends, loaded.info, loaded.limits, options)
+    return cuda_engine(loaded.model, loaded.backends, loaded.info, loaded.limits, options)
 
 
 def _device(name: str) -> torch.device:

@@ -21,11 +21,11 @@ def broken() -> None:
 
 
 def test_work_runs_in_order_and_events_mark_it(stream: CpuStream) -> None:
-    gate, ran, events = threading.Event(), list[int](), [CpuEvent() for _ in range(3)]
+    gate, ran, events = threading.Event(), list[int](), [CpuEvent(stream) for _ in range(3)]
     stream.launch(lambda: gate.wait(10) or None)
     for number, event in enumerate(events):
         stream.launch(lambda number=number: ran.append(number))
-        event.record(stream)
+        event.record()
     assert not any(event.query() for event in events)
     gate.set()
     events[-1].synchronize()
@@ -34,19 +34,20 @@ def test_work_runs_in_order_and_events_mark_it(stream: CpuStream) -> None:
     stream.close()
 
 
-def test_an_event_never_recorded_counts_as_passed() -> None:
-    assert CpuEvent().query()
+def test_an_event_never_recorded_counts_as_passed(stream: CpuStream) -> None:
+    assert CpuEvent(stream).query()
+    stream.close()
 
 
 def test_only_the_last_record_counts(stream: CpuStream) -> None:
     first, second = threading.Event(), threading.Event()
-    event = CpuEvent()
+    event = CpuEvent(stream)
     stream.launch(lambda: first.wait(10) or None)
-    event.record(stream)
+    event.record()
     passed_first = threading.Event()
     stream.launch(passed_first.set)
     stream.launch(lambda: second.wait(10) or None)
-    event.record(stream)
+    event.record()
     first.set()
     assert passed_first.wait(10)
     assert not event.query()
@@ -56,9 +57,9 @@ def test_only_the_last_record_counts(stream: CpuStream) -> None:
 
 
 def test_subscribers_are_told_once_also_when_late(stream: CpuStream) -> None:
-    gate, told, event = threading.Event(), list[str](), CpuEvent()
+    gate, told, event = threading.Event(), list[str](), CpuEvent(stream)
     stream.launch(lambda: gate.wait(10) or None)
-    event.record(stream)
+    event.record()
     assert event.subscribe(lambda: told.append("early"))
     gate.set()
     stream.close()
@@ -67,13 +68,13 @@ def test_subscribers_are_told_once_also_when_late(stream: CpuStream) -> None:
 
 
 def test_work_that_raises_breaks_the_stream_for_good(stream: CpuStream) -> None:
-    before, after, ran = CpuEvent(), CpuEvent(), list[int]()
+    before, after, ran = CpuEvent(stream), CpuEvent(stream), list[int]()
     gate = threading.Event()
     stream.launch(lambda: gate.wait(10) or None)
-    before.record(stream)
+    before.record()
     stream.launch(broken)
     stream.launch(lambda: ran.append(1))
-    after.record(stream)
+    after.record()
     gate.set()
     with pytest.raises(DeviceError, match="boom") as caught:
         after.synchronize()
@@ -99,7 +100,7 @@ def test_close_runs_what_is_queued_and_refuses_more(stream: CpuStream) -> None:
     stream.launch(lambda: ran.append(1))
     stream.close()
     assert ran == [1]
-    for refused in (lambda: stream.launch(broken), lambda: CpuEvent().record(stream), stream.synchronize):
+    for refused in (lambda: stream.launch(broken), CpuEvent(stream).record, stream.synchronize):
         with pytest.raises(DeviceError, match="closed"):
             refused()
     stream.close()

@@ -1,0 +1,190 @@
+"""Runs and captures a model's forward on static device buffers; the only user of torch's CUDA graphs."""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from cuda_utils.graph import GraphExec
+from cuda_utils.stream import CudaStream
+from rose.attention.base import BatchShape
+from rose.attention.policy import choose
+from rose.device_batch import DeviceBatch, Outputs
+from rose.errors import EngineDeadError
+from rose.graph_runner import CaptureError, GraphKey
+from rose.staging import StagingLayout, StagingSlot
+from rose.step_errors import as_engine_error
+
+if TYPE_CHECKING:
+    from rose.attention.base import AttentionBackend
+    from rose.batch import EngineInfo, Int32
+    from rose.models.registry import Model
+
+
+class CudaForward:
+    """A GraphDevice: input and output buffers that never move, and the model that works between them.
+
+    One set of buffers serves all steps. They are all on one stream, which orders them: the copy that fills
+    the input for step n+1 starts when the forward of step n has read it, and the forward of step n+1
+    overwrites the output when step n's copy to the host has read it. A second set would let a copy of 3 µs
+    overlap a forward of 1 ms or more.
+
+    Called on a thread whose current torch stream is `stream`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        backends: Mapping[str, AttentionBackend],
+        info: EngineInfo,
+        layout: StagingLayout,
+        stream: CudaStream,
+    ) -> None:
+        device = model.attention_spec.device
+        self._model = model
+        self._backends = backends
+        self.layout = layout
+        self._stream = stream
+        self._spec = model.attention_spec
+        self._keys: dict[tuple[int, int], GraphKey] = {}
+        self._dimensions = info.dimensions
+        self._max_model_len = info.max_model_len
+        self._has_int8 = info.has_int8
+        self._input = torch.zeros(layout.size(layout.max_tokens), dtype=torch.int32, device=device)
+        self._output = torch.zeros(self.output_bytes(layout.max_seqs), dtype=torch.uint8, device=device)
+        self._graph_pool = torch.cuda.graph_pool_handle()
+        self._retired: deque[tuple[int, torch.cuda.CUDAGraph]] = deque()
+        self.input_ptr: int = self._input.data_ptr()
+        self.output_ptr: int = self._output.data_ptr()
+        self.launches = 0
+
+    def output_bytes(self, num_seqs: int) -> int:
+        """Bytes of [vectors f32[S, D] | int8 i8[S, D] if the model has it]."""
+        return num_seqs * self._dimensions * (5 if self._has_int8 else 4)
+
+    def key_of(self, num_tokens: int, num_seqs: int) -> GraphKey:
+        """The shape of these buckets, with the backend that the policy chooses for it."""
+        key = self._keys.get((num_tokens, num_seqs))
+        if key is None:
+            shape = BatchShape(num_tokens, num_seqs, min(num_tokens, self._max_model_len))
+            key = GraphKey(num_tokens, num_seqs, choose(self._spec, shape, self._backends))
+            self._keys[num_tokens, num_seqs] = key
+        return key
+
+    def plan(self, key: GraphKey, work: StagingSlot) -> None:
+        """Do the host's part of attention for what is staged in `work`."""
+        self._backends[key.attention].plan(work.host_cu_seqlens(key.num_seqs), key.num_tokens, work.index)
+
+    def memory(self) -> Mapping[str, int]:
+        """Device memory in bytes: torch's tensors, what torch holds for them, and what is free on the device."""
+        device = self._spec.device
+        return {
+            "tensor_bytes": torch.cuda.memory_allocated(device),
+            "reserved_bytes": torch.cuda.memory_reserved(device),
+            "free_bytes": torch.cuda.mem_get_info(device)[0],
+        }
+
+    def run(self, key: GraphKey, work: StagingSlot) -> None:
+        """See GraphDevice.run."""
+        self.launches += 1
+        self._forward(key, work.host_cu_seqlens(key.num_seqs), work.longest)
+
+    def capturable(self, key: GraphKey) -> bool:
+        """See GraphDevice.capturable."""
+        return self._backends[key.attention].capturable
+
+    def capture(self, key: GraphKey, work: StagingSlot) -> CapturedForward:
+        """See GraphDevice.capture.
+
+        Not through `torch.cuda.graph`, which synchronises, empties the allocator's cache and collects garbage
+        first: that would stall what is in flight. Collection is put off instead, for a finaliser that frees
+        device memory would spoil the capture; other threads may use CUDA meanwhile ("thread_local").
+        """
+        free_bytes = torch.cuda.mem_get_info()[0]
+        graph = torch.cuda.CUDAGraph()
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            self._record(graph, key, work)
+        except Exception as error:
+            if isinstance(as_engine_error(error), EngineDeadError):
+                raise
+            raise CaptureError(f"{type(error).__name__}: {error}") from error
+        finally:
+            if collects:
+                gc.enable()
+        executable = GraphExec(graph.raw_cuda_graph_exec())
+        executable.upload(self._stream)
+        nbytes = max(free_bytes - torch.cuda.mem_get_info()[0], 0)
+        return CapturedForward(self, graph, executable, nbytes)
+
+    def destroy_retired(self, done_launches: int) -> None:
+        """Destroy given-up graphs, as far as the first `done_launches` launches were their last."""
+        while self._retired and self._retired[0][0] <= done_launches:
+            self._retired.popleft()[1].reset()
+
+    def retire(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Destroy `graph` once all that is launched now is done."""
+        self._retired.append((self.launches, graph))
+
+    def launch(self, executable: GraphExec) -> None:
+        """Replay `executable` on the stream."""
+        self.launches += 1
+        executable.launch(self._stream)
+
+    def _record(self, graph: torch.cuda.CUDAGraph, key: GraphKey, work: StagingSlot) -> None:
+        longest = min(key.num_tokens, self._max_model_len)
+        graph.capture_begin(pool=self._graph_pool, capture_error_mode="thread_local")
+        try:
+            self._forward(key, work.host_cu_seqlens(key.num_seqs), longest)
+        finally:
+            graph.capture_end()  # also after an error: the stream must leave capture mode
+
+    def _forward(self, key: GraphKey, host_cu_seqlens: Int32, longest: int) -> None:
+        num_tokens, num_seqs, attention = key
+        layout = self.layout
+        types_at = layout.types_at(num_tokens)
+        batch = DeviceBatch(
+            input_ids=self._input[layout.ids_at : types_at],
+            cu_seqlens=self._input[: num_seqs + 1],
+            token_type_ids=self._input[types_at : types_at + num_tokens] if layout.has_types else None,
+            host_cu_seqlens=host_cu_seqlens,
+            max_seqlen=longest,
+            attention=self._backends[attention],
+        )
+        with torch.inference_mode():
+            self._model.forward(batch, self._outputs(num_seqs))
+
+    def _outputs(self, num_seqs: int) -> Outputs:
+        vector_bytes = 4 * num_seqs * self._dimensions
+        vectors = self._output[:vector_bytes].view(torch.float32).view(num_seqs, self._dimensions)
+        if not self._has_int8:
+            return Outputs(vectors)
+        int8 = self._output[vector_bytes : self.output_bytes(num_seqs)].view(torch.int8)
+        return Outputs(vectors, int8.view(num_seqs, self._dimensions))
+
+
+class CapturedForward:
+    """A Graph of `CudaForward`. nbytes: device memory its capture took, which the driver counts by 2 MiB."""
+
+    __slots__ = ("_executable", "_forward", "_graph", "nbytes")
+
+    def __init__(
+        self, forward: CudaForward, graph: torch.cuda.CUDAGraph, executable: GraphExec, nbytes: int
+    ) -> None:
+        self._forward = forward
+        self._graph = graph
+        self._executable = executable
+        self.nbytes = nbytes
+
+    def launch(self) -> None:
+        """See Graph.launch."""
+        self._forward.launch(self._executable)
+
+    def close(self) -> None:
+        """See Graph.close."""
+        self._forward.retire(self._graph)

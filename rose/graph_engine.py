@@ -1,0 +1,305 @@
+"""The engine of a device with a stream and graphs: a step is two copies, a launch and an event. No waiting.
+
+Knows neither CUDA nor torch: `Forward` runs a model, `GraphRunner` decides how, `StagingRing` keeps inputs
+apart, and `DeviceNouns` are the device's own; the tests drive all of it on a simulated one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from cuda_utils.errors import DeviceError
+from cuda_utils.event import Event
+from cuda_utils.lazy_tensor import LazyTensor
+from cuda_utils.memcpy import Memcpy
+from cuda_utils.pinned import HostAllocator, PinnedPool, PinnedSlot
+from rose.batch import BatchResult, EngineInfo, RaggedBatch
+from rose.buckets import sequence_bucket, sequence_buckets, token_bucket
+from rose.engine_options import EngineOptions
+from rose.errors import EngineDeadError, EngineError, StepError
+from rose.graph_runner import Execution, GraphDevice, GraphKey, GraphLimits, GraphRunner
+from rose.inflection import inflection_point
+from rose.limits import StepLimits
+from rose.staging import StagingLayout, StagingRing, StagingSlot
+from rose.step_errors import as_engine_error, refuse_non_finite
+from rose.step_time import StepTimes
+from rose.warmup import Warmup
+
+log = logging.getLogger(__name__)
+
+# Run once at start whatever is captured, so that no request waits for a compiler of the commonest kernels.
+_WARM_TOKENS = (16, 64, 256)
+_PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNouns:
+    """One stream and what belongs to it.
+
+    new_event: makes one on the stream. synchronize: waits for the stream. bind_thread: makes the calling thread
+    the one that launches, where the device keeps state by thread.
+    """
+
+    memcpy: Memcpy
+    allocator: HostAllocator
+    new_event: Callable[[], Event]
+    synchronize: Callable[[], None]
+    bind_thread: Callable[[], None]
+
+
+class Forward(GraphDevice[StagingSlot], Protocol):
+    """A model between a static input and a static output buffer on the device."""
+
+    @property
+    def layout(self) -> StagingLayout:
+        """Of the input buffer."""
+        ...
+
+    @property
+    def input_ptr(self) -> int:
+        """Device address of the input buffer."""
+        ...
+
+    @property
+    def output_ptr(self) -> int:
+        """Device address of [vectors f32[S, D] | int8 i8[S, D] if the model has it]."""
+        ...
+
+    @property
+    def launches(self) -> int:
+        """Forwards enqueued so far."""
+        ...
+
+    def output_bytes(self, num_seqs: int) -> int:
+        """Bytes of the output of `num_seqs` sequences."""
+        ...
+
+    def key_of(self, num_tokens: int, num_seqs: int) -> GraphKey:
+        """The shape of these buckets, with the backend chosen for it. Cheap."""
+        ...
+
+    def plan(self, key: GraphKey, work: StagingSlot) -> None:
+        """Do the host's part of attention for what is staged in `work`."""
+        ...
+
+    def destroy_retired(self, done_launches: int) -> None:
+        """Free given-up graphs whose last launch was among the first `done_launches`."""
+        ...
+
+    def memory(self) -> Mapping[str, int]:
+        """Device memory in bytes, by kind."""
+        ...
+
+
+class GraphEngine:
+    """See `rose.batch.Engine`. A step beyond `max_in_flight` is refused with a StepError."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        nouns: DeviceNouns,
+        info: EngineInfo,
+        limits: StepLimits,
+        options: EngineOptions,
+    ) -> None:
+        """Allocates everything, warms up, measures, and captures all graphs if asked to: takes seconds."""
+        self._forward = forward
+        self._nouns = nouns
+        self._info = info
+        self._limits = limits
+        self._options = options
+        self._dead: str | None = None
+        self._steps = self._failed = self._tokens = self._padded = self._seqs = 0
+        self._times: StepTimes[GraphKey] = StepTimes()
+        self._bind_thread()
+        self._ring = StagingRing(self._staging_slots())
+        self._events = [nouns.new_event() for _ in range(len(self._ring))]
+        self._results = PinnedPool(nouns.allocator, options.max_pinned_bytes)
+        for num_seqs in sequence_buckets(info.max_batch_seqs):  # page-locking on the hot path takes up to ms
+            self._results.reserve(forward.output_bytes(num_seqs), options.max_in_flight + 2)
+        self._runner = self._warmed_up()
+
+    @property
+    def info(self) -> EngineInfo:
+        """See `rose.batch.Engine`."""
+        return self._info
+
+    @property
+    def capture_allowed(self) -> bool:
+        """Whether lazy captures may happen now; a scheduler may forbid them while many requests wait."""
+        return self._runner.capture_allowed
+
+    @capture_allowed.setter
+    def capture_allowed(self, allowed: bool) -> None:
+        self._runner.capture_allowed = allowed
+
+    def step(self, batch: RaggedBatch) -> LazyTensor[BatchResult]:
+        """See `rose.batch.Engine`. Some 50 µs when the shape's graph is there."""
+        if self._dead is not None:
+            raise EngineDeadError(self._dead)
+        longest = self._limits.check(batch)
+        if threading.get_ident() != self._thread:
+            self._bind_thread()
+        lazy = self._launch(batch, longest)
+        self._steps += 1
+        self._seqs += batch.num_seqs
+        self._tokens += batch.num_tokens
+        return lazy
+
+    def stats(self) -> Mapping[str, object]:
+        """See `rose.batch.Engine`."""
+        return {
+            "steps": self._steps,
+            "failed_steps": self._failed,
+            "in_flight": self._ring.in_flight,
+            "tokens": self._tokens,
+            "padded_tokens": self._padded,
+            "sequences": self._seqs,
+            "dead": self._dead,
+            "pinned": dict(self._results.stats()),
+            "graphs": self._runner.stats(),
+            "memory": dict(self._forward.memory()),
+        }
+
+    def close(self) -> None:
+        """See `rose.batch.Engine`. Results already fetched stay valid. A dead device is left as it is."""
+        if self._dead is not None:
+            return
+        try:
+            self._nouns.synchronize()
+        except DeviceError as error:
+            self._dead = str(error)
+            return
+        self._ring.close()
+        self._runner.close()
+        self._forward.destroy_retired(self._forward.launches)
+        self._staging.close()
+        self._results.close()
+        self._dead = "the engine is closed"
+
+    def _launch(self, batch: RaggedBatch, longest: int) -> LazyTensor[BatchResult]:
+        key = self._forward.key_of(token_bucket(batch.num_tokens), sequence_bucket(batch.num_seqs))
+        slot = self._ring.free()
+        self._forward.destroy_retired(self._forward.launches - len(self._ring) + 1)
+        step = _Step(self._finished, key, batch.num_seqs)
+        event = self._events[slot.index]
+        try:
+            step.result = self._results.acquire(self._forward.output_bytes(key.num_seqs))
+            self._stage(slot, batch, key, longest)
+            step.execution = self._runner.run(key, slot)
+            self._nouns.memcpy.device_to_host(step.result.ptr, self._forward.output_ptr, step.result.nbytes)
+            event.record()
+        except Exception as error:
+            raise self._launch_failed(error, event, step) from error
+        self._padded += key.num_tokens - batch.num_tokens
+        step.ticket, due_s = self._times.launched(key)
+        lazy = LazyTensor(event, step.finish, due_s=due_s, limit_s=self._options.step_limit_s)
+        self._ring.launched(lazy)
+        return lazy
+
+    def _stage(self, slot: StagingSlot, batch: RaggedBatch, key: GraphKey, longest: int) -> None:
+        nbytes = slot.fill(batch, key.num_tokens, key.num_seqs)
+        slot.longest = longest
+        self._nouns.memcpy.host_to_device(self._forward.input_ptr, slot.ptr, nbytes)
+        self._forward.plan(key, slot)
+
+    def _launch_failed(self, error: Exception, event: Event, step: _Step) -> EngineError:
+        """The error to raise. What was enqueued before it may still use the slots: they count as launched."""
+        raised = as_engine_error(error)
+        try:
+            event.record()
+        except DeviceError as broken:
+            raised = as_engine_error(broken)
+        self._ring.launched(LazyTensor(event, step.discard))
+        return self._failure(raised)
+
+    def _finished(self, step: _Step, error: DeviceError | None) -> BatchResult:
+        if error is not None:
+            raise self._failure(as_engine_error(error)) from error
+        if step.execution is Execution.CAPTURED:
+            self._times.forget(step.key)  # replays are faster than what was learned
+        steady = step.execution in (Execution.EAGER, Execution.REPLAYED)
+        self._times.finished(step.ticket, steady=steady)
+        rows = (step.num_seqs, self._info.dimensions)
+        vectors = step.result.view(np.float32, rows)
+        try:
+            refuse_non_finite(vectors)
+        except StepError as refused:
+            raise self._failure(refused) from None
+        if not self._info.has_int8:
+            return BatchResult(vectors)
+        int8_at = 4 * step.key.num_seqs * self._info.dimensions
+        return BatchResult(vectors, step.result.view(np.int8, rows, int8_at))
+
+    def _failure(self, error: EngineError) -> EngineError:
+        self._failed += 1
+        if isinstance(error, EngineDeadError):
+            self._dead = str(error)
+        return error
+
+    def _bind_thread(self) -> None:
+        self._nouns.bind_thread()
+        self._thread = threading.get_ident()
+
+    def _staging_slots(self) -> list[StagingSlot]:
+        layout, count = self._forward.layout, self._options.max_in_flight
+        # Twice, since the pool rounds up to powers of two.
+        nbytes = 2 * max(layout.size(layout.max_tokens) * 4, _PAGE_BYTES)
+        self._staging = PinnedPool(self._nouns.allocator, count * nbytes)
+        return [StagingSlot(index, layout, self._staging) for index in range(count)]
+
+    def _warmed_up(self) -> GraphRunner[StagingSlot]:
+        """Compile what requests would wait for, measure where graphs stop to gain, capture if asked to."""
+        started = time.perf_counter()
+        options, most = self._options, self._info.max_batch_tokens
+        warmup = Warmup(
+            self._forward, self._forward.key_of, self._stage_alone, self._nouns.synchronize, self._info
+        )
+        for num_tokens in (*_WARM_TOKENS, most):
+            warmup.time_forward(min(num_tokens, most))
+        limit = 0 if options.capture == "off" else options.max_capture_tokens
+        if limit is None:
+            limit = inflection_point(warmup.time_forward, _WARM_TOKENS[-1], most)
+        limits = GraphLimits(options.capture, limit, options.max_graphs, options.max_graph_bytes)
+        runner = GraphRunner(self._forward, limits)
+        if options.capture == "all":
+            runner.capture_all(warmup.keys(limit), warmup.work)
+        self._nouns.synchronize()
+        seconds = time.perf_counter() - started
+        log.info("warmed up in %.1f s; graphs up to %d tokens (capture %s)", seconds, limit, options.capture)
+        return runner
+
+    def _stage_alone(self, batch: RaggedBatch, key: GraphKey, longest: int) -> StagingSlot:
+        slot = self._ring.free()
+        self._stage(slot, batch, key, longest)
+        return slot
+
+
+class _Step:
+    """What one step's result is made from, once its event is passed."""
+
+    __slots__ = ("_finish", "execution", "key", "num_seqs", "result", "ticket")
+
+    def __init__(
+        self, finish: Callable[[_Step, DeviceError | None], BatchResult], key: GraphKey, num_seqs: int
+    ) -> None:
+        self._finish = finish
+        self.key = key
+        self.num_seqs = num_seqs
+        self.result: PinnedSlot
+        self.execution: Execution
+        self.ticket: int
+
+    def finish(self, error: DeviceError | None) -> BatchResult:
+        return self._finish(self, error)
+
+    def discard(self, error: DeviceError | None) -> BatchResult:
+        """Of a launch that failed half-way: keeps the slots until the device is past them."""
+        raise StepError("the step was not launched") from error

@@ -1,0 +1,252 @@
+"""Decides for every step whether it runs eagerly, is captured, or is replayed. Knows neither CUDA nor torch.
+
+A shape's first hit runs eagerly, which loads and compiles its kernels. Its second is captured and replayed,
+later ones replayed. What cannot be captured runs eagerly for ever.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import sys
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
+
+from tqdm import tqdm
+
+log = logging.getLogger(__name__)
+
+# When the cache is full, a shape must be hit this often before it may push out another. Without this, a cycle
+# of one shape more than fits would capture (some 30 ms each) at every other step and never replay.
+ADMIT_HITS = 8
+
+Work = TypeVar("Work")
+WorkContra = TypeVar("WorkContra", contravariant=True)
+
+
+class GraphKey(NamedTuple):
+    """One shape: token bucket, sequence bucket and the attention backend's name."""
+
+    num_tokens: int
+    num_seqs: int
+    attention: str
+
+
+class CaptureError(Exception):
+    """This shape cannot be captured; the device still works."""
+
+
+class Graph(Protocol):
+    """A captured forward. nbytes: device memory it holds."""
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory in bytes."""
+        ...
+
+    def launch(self) -> None:
+        """Enqueue one replay."""
+        ...
+
+    def close(self) -> None:
+        """Give it up; the device may defer this until replays in flight are done."""
+        ...
+
+
+class GraphDevice(Protocol[WorkContra]):
+    """What runs forwards. `work` is what one step needs beside its shape."""
+
+    def run(self, key: GraphKey, work: WorkContra) -> None:
+        """Enqueue the forward eagerly."""
+        ...
+
+    def capture(self, key: GraphKey, work: WorkContra) -> Graph:
+        """Record the forward without running it.
+
+        Raises:
+            CaptureError: it cannot be captured.
+        """
+        ...
+
+    def capturable(self, key: GraphKey) -> bool:
+        """Whether trying makes sense."""
+        ...
+
+
+class Execution(enum.Enum):
+    """How a step was enqueued."""
+
+    COLD = "cold"
+    EAGER = "eager"
+    CAPTURED = "captured"
+    REPLAYED = "replayed"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphLimits:
+    """mode: EngineOptions.capture. max_tokens: no graph above. max_graphs, max_bytes: kept at most."""
+
+    mode: Literal["off", "lazy", "all"]
+    max_tokens: int
+    max_graphs: int
+    max_bytes: int
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What is known of one shape. misses: eager runs since it was first seen or last evicted."""
+
+    key: GraphKey
+    capturable: bool
+    graph: Graph | None = None
+    misses: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    capture_s: float = 0.0
+
+    @property
+    def state(self) -> str:
+        if self.graph is not None:
+            return "captured"
+        if not self.capturable:
+            return "uncapturable"
+        return "warmed" if self.misses else "cold"
+
+
+class GraphRunner(Generic[Work]):
+    """The state of every shape, and the bounded set of graphs, least recently used out first.
+
+    capture_allowed: set False to put captures off (each stalls the caller some 30 ms).
+    """
+
+    def __init__(
+        self, device: GraphDevice[Work], limits: GraphLimits, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.capture_allowed = True
+        self._device = device
+        self._limits = limits
+        self._clock = clock
+        self._entries: dict[GraphKey, _Entry] = {}
+        self._captured: OrderedDict[GraphKey, _Entry] = OrderedDict()
+        self._bytes = 0
+
+    def run(self, key: GraphKey, work: Work) -> Execution:
+        """Enqueue one forward of this shape, exactly once unless an exception is raised.
+
+        Raises:
+            Exception: what the device raised.
+        """
+        entry = self._entries.get(key) or self._seen(key)
+        graph = entry.graph
+        if graph is not None:
+            self._captured.move_to_end(key)
+            graph.launch()
+            entry.counts["replayed"] += 1
+            return Execution.REPLAYED
+        if self._may_capture(entry) and self._capture(entry, work):
+            return Execution.CAPTURED
+        self._device.run(key, work)
+        entry.counts["eager"] += 1
+        entry.misses += 1
+        return Execution.COLD if entry.misses == 1 else Execution.EAGER
+
+    def capture_all(self, keys: Iterable[GraphKey], work_of: Callable[[GraphKey], Work]) -> None:
+        """Warm and capture every shape of `keys` that may be, up to the bounds; shows progress on a terminal.
+
+        work_of: makes inputs for a shape, valid until it is called again.
+        """
+        wanted = [key for key in keys if self._worth_capturing(self._entries.get(key) or self._seen(key))]
+        for key in tqdm(wanted, "capturing CUDA graphs", file=sys.stderr, disable=not sys.stderr.isatty()):
+            if len(self._captured) >= self._limits.max_graphs or self._bytes >= self._limits.max_bytes:
+                log.warning(
+                    "kept %d CUDA graphs of %d: the bound is reached", len(self._captured), len(wanted)
+                )
+                return
+            for _ in range(2):  # eagerly, then captured
+                self.run(key, work_of(key))
+
+    def stats(self) -> Mapping[str, object]:
+        """Counters in total and by shape, as plain JSON values. Times in milliseconds."""
+        entries = self._entries.values()
+        counts = sum((entry.counts for entry in entries), Counter[str]())
+        states = Counter(entry.state for entry in entries)
+        return {
+            "mode": self._limits.mode,
+            "max_capture_tokens": self._limits.max_tokens,
+            "max_graphs": self._limits.max_graphs,
+            "max_bytes": self._limits.max_bytes,
+            "bytes": self._bytes,
+            "capture_ms": round(1e3 * sum(entry.capture_s for entry in entries), 1),
+            "states": {state: states[state] for state in ("cold", "warmed", "captured", "uncapturable")},
+            "counts": {name: counts[name] for name in ("eager", "captures", "replayed", "evicted")},
+            "buckets": [_describe(entry) for entry in sorted(entries, key=lambda entry: entry.key)],
+        }
+
+    def close(self) -> None:
+        """Give up all graphs."""
+        while self._captured:
+            self._evict_oldest()
+
+    def _seen(self, key: GraphKey) -> _Entry:
+        entry = self._entries[key] = _Entry(key, self._device.capturable(key))
+        return entry
+
+    def _worth_capturing(self, entry: _Entry) -> bool:
+        limits = self._limits
+        return entry.capturable and limits.mode != "off" and entry.key.num_tokens <= limits.max_tokens
+
+    def _may_capture(self, entry: _Entry) -> bool:
+        if not (entry.misses and self.capture_allowed and self._worth_capturing(entry)):
+            return False
+        full = len(self._captured) >= self._limits.max_graphs or self._bytes >= self._limits.max_bytes
+        return not full or entry.misses >= ADMIT_HITS
+
+    def _capture(self, entry: _Entry, work: Work) -> bool:
+        """Capture and launch; False if this shape then still has to run eagerly."""
+        while self._captured and len(self._captured) >= self._limits.max_graphs:
+            self._evict_oldest()
+        started = self._clock()
+        try:
+            graph = self._device.capture(entry.key, work)
+        except CaptureError as error:
+            entry.capturable = False
+            log.warning("%s runs eagerly from now on: %s", entry.key, error)
+            return False
+        entry.capture_s = self._clock() - started
+        if graph.nbytes > self._limits.max_bytes:
+            entry.capturable = False
+            log.warning("%s runs eagerly: its graph takes %d bytes", entry.key, graph.nbytes)
+            graph.close()
+            return False
+        while self._captured and self._bytes + graph.nbytes > self._limits.max_bytes:
+            self._evict_oldest()
+        self._keep(entry, graph)
+        graph.launch()
+        return True
+
+    def _keep(self, entry: _Entry, graph: Graph) -> None:
+        entry.graph = graph
+        entry.counts["captures"] += 1
+        self._captured[entry.key] = entry
+        self._bytes += graph.nbytes
+
+    def _evict_oldest(self) -> None:
+        _, entry = self._captured.popitem(last=False)
+        graph, entry.graph = entry.graph, None
+        entry.misses = 0
+        entry.counts["evicted"] += 1
+        if graph is not None:
+            self._bytes -= graph.nbytes
+            graph.close()
+
+
+def _describe(entry: _Entry) -> Mapping[str, object]:
+    return {
+        **entry.key._asdict(),
+        "state": entry.state,
+        **{name: entry.counts[name] for name in ("eager", "captures", "replayed", "evicted")},
+        "capture_ms": round(1e3 * entry.capture_s, 2),
+        "bytes": 0 if entry.graph is None else entry.graph.nbytes,
+    }

@@ -1,0 +1,129 @@
+"""Page-locked input slots: ids and offsets of one batch, packed so that one copy brings them to the device.
+
+A slot, and the device buffer it is copied to, hold int32:
+
+    [ offsets, padded to a multiple of 64 | input_ids: T | token_type_ids: T, of models that have types ]
+
+T is the token bucket. Offsets have the room of the largest batch, so that ids start at one address for all
+buckets; multiples of 64 keep every part aligned to 64 bytes, as vectorised kernels want.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cuda_utils.lazy_tensor import LazyTensor
+from cuda_utils.pinned import PinnedPool
+from rose.batch import BatchResult, Int32, RaggedBatch
+from rose.errors import StepError
+
+_ALIGNMENT = 64
+_INT32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StagingLayout:
+    """Where the parts lie. max_tokens, max_seqs: the largest buckets. has_types: are token types staged?"""
+
+    max_tokens: int
+    max_seqs: int
+    has_types: bool
+
+    @property
+    def ids_at(self) -> int:
+        """Index of the first id; offsets start at 0."""
+        return -(-(self.max_seqs + 1) // _ALIGNMENT) * _ALIGNMENT
+
+    def types_at(self, num_tokens: int) -> int:
+        """Index of the first token type in a batch padded to `num_tokens`."""
+        return self.ids_at + num_tokens
+
+    def size(self, num_tokens: int) -> int:
+        """int32 elements of a batch padded to `num_tokens`."""
+        return self.ids_at + num_tokens * (2 if self.has_types else 1)
+
+
+class StagingSlot:
+    """One page-locked image of the device's input buffer.
+
+    index: which of the slots. ptr: host address. longest: tokens of the longest sequence staged.
+    """
+
+    def __init__(self, index: int, layout: StagingLayout, pool: PinnedPool) -> None:
+        size = layout.size(layout.max_tokens)
+        memory = pool.acquire(size * _INT32_BYTES)
+        self.index = index
+        self.ptr = memory.ptr
+        self.longest = 0
+        self._layout = layout
+        self._ids_at = layout.ids_at
+        self._image: Int32 = memory.view(np.int32, (size,))
+
+    def fill(self, batch: RaggedBatch, num_tokens: int, num_seqs: int) -> int:
+        """Stage `batch`, padded to the buckets `num_tokens` and `num_seqs`; returns the bytes to copy.
+
+        Padding ids are 0; offsets of sequences past the real ones repeat the last, which makes them empty.
+        """
+        image, ids_at = self._image, self._ids_at
+        real_tokens, real_seqs = batch.num_tokens, batch.num_seqs
+        image[: real_seqs + 1] = batch.cu_seqlens
+        image[real_seqs + 1 : num_seqs + 1] = real_tokens
+        image[ids_at : ids_at + real_tokens] = batch.input_ids
+        image[ids_at + real_tokens : ids_at + num_tokens] = 0
+        if self._layout.has_types:
+            self._fill_types(batch, self._layout.types_at(num_tokens), num_tokens)
+        return self._layout.size(num_tokens) * _INT32_BYTES
+
+    def host_cu_seqlens(self, num_seqs: int) -> Int32:
+        """i32[num_seqs + 1], a view of what is staged."""
+        return self._image[: num_seqs + 1]
+
+    def _fill_types(self, batch: RaggedBatch, types_at: int, num_tokens: int) -> None:
+        real_tokens = 0
+        if batch.token_type_ids is not None:
+            real_tokens = batch.num_tokens
+            self._image[types_at : types_at + real_tokens] = batch.token_type_ids
+        self._image[types_at + real_tokens : types_at + num_tokens] = 0
+
+
+class StagingRing:
+    """Slots used in turn. The stream finishes steps in order, so the next slot is the first to be free."""
+
+    def __init__(self, slots: list[StagingSlot]) -> None:
+        self._slots = slots
+        self._pending: list[LazyTensor[BatchResult] | None] = [None] * len(slots)
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def free(self) -> StagingSlot:
+        """The next slot, which no copy reads any more. Asking again before `launched` gives the same one.
+
+        Raises:
+            StepError: all slots are in flight.
+        """
+        pending = self._pending[self._next]
+        if pending is not None and not pending.done:
+            raise StepError(f"{len(self._slots)} steps are in flight; this engine takes no more")
+        return self._slots[self._next]
+
+    def launched(self, lazy: LazyTensor[BatchResult]) -> None:
+        """The slot that `free` gave is in use by the work that `lazy` waits for."""
+        self._pending[self._next] = lazy
+        self._next = (self._next + 1) % len(self._slots)
+
+    @property
+    def in_flight(self) -> int:
+        """Slots in use. Asks the device."""
+        return sum(pending is not None and not pending.done for pending in self._pending)
+
+    def close(self) -> None:
+        """Fetch every outstanding result and give up the slots, when the device is done."""
+        for pending in self._pending:
+            if pending is not None:
+                _ = pending.done
+        self._pending.clear()
+        self._slots.clear()
