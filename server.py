@@ -289,7 +289,7 @@ class Server:
         self._ended.set_result(0)
 
     def _on_dead(self, reason: str) -> None:
-        print(f"error: {reason}", file=sys.stderr, flush=True)
+        print(f"error: the engine is dead: {reason}", file=sys.stderr, flush=True)
         if not self._ended.done():
             self._ended.set_result(ENGINE_DEAD)
 

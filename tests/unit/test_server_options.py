@@ -1,0 +1,100 @@
+"""What the command line and the environment decide, and how a wrong flag is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import server
+
+
+@pytest.fixture(autouse=True)
+def _no_key_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BOUQUET_API_KEY", raising=False)
+
+
+def test_without_flags_the_packaged_model_is_served_to_this_machine_only() -> None:
+    options = server.parse_options([])
+    assert (options.model, options.load_format, options.host, options.port) == (
+        "minilm",
+        "auto",
+        "127.0.0.1",
+        8000,
+    )
+    assert options.gateway.api_keys == ()
+
+
+def test_every_flag_reaches_its_room(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").touch()
+    flags = (
+        f"--model x --load-format dummy --tokenizer {tmp_path} --dtype bfloat16 --device cuda:1 --seed 5"
+        " --max-model-len 9 --max-batch-tokens 10 --max-batch-seqs 11 --threads 12"
+        " --capture all --max-graphs 13 --max-graph-bytes 14 --max-waiting-tokens 15 --max-waiting-seqs 16"
+        " --max-items 17 --max-request-tokens 18 --max-body-bytes 19 --request-timeout-s 20"
+        " --tokenizer-threads 21 --drain-s 22 --served-model-name a --served-model-name b --api-key k"
+        " --log-level debug --host ::1 --port 23"
+    )
+    options = server.parse_options(flags.split())
+    engine, scheduler, gateway = options.engine, options.scheduler, options.gateway
+    assert (engine.dtype, engine.device, engine.seed, engine.max_model_len) == ("bfloat16", "cuda:1", 5, 9)
+    assert (engine.max_batch_tokens, engine.max_batch_seqs, engine.num_threads) == (10, 11, 12)
+    assert (engine.capture, engine.max_graphs, engine.max_graph_bytes) == ("all", 13, 14)
+    assert (scheduler.max_waiting_tokens, scheduler.max_waiting_seqs, scheduler.max_budget_tokens) == (
+        15,
+        16,
+        10,
+    )
+    assert (gateway.max_items, gateway.max_request_tokens, gateway.max_body_bytes) == (17, 18, 19)
+    assert (gateway.request_timeout_s, gateway.tokenizer_threads, options.drain_s) == (20, 21, 22)
+    assert (gateway.served_model_names, gateway.api_keys) == (("a", "b"), ("k",))
+    assert (options.tokenizer, options.log_level) == (tmp_path / "tokenizer.json", "debug")
+    assert (options.load_format, options.host, options.port) == ("dummy", "::1", 23)
+
+
+def test_a_larger_step_lets_the_scheduler_fill_it() -> None:
+    assert server.parse_options(["--max-batch-tokens", "65536"]).scheduler.max_budget_tokens == 65536
+    small = server.parse_options(["--max-batch-tokens", "64"]).scheduler
+    assert (small.min_budget_tokens, small.max_budget_tokens) == (64, 64)
+
+
+def test_a_key_from_the_environment_is_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOUQUET_API_KEY", "mellon")
+    options = server.parse_options(["--api-key", "sesame"])
+    assert options.gateway.api_keys == ("sesame", "mellon")
+    assert "mellon" not in str(server.describe(options)) + repr(options)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--port 65536", "argument --port: 65536 is not in 0..65535"),
+        ("--port x", "argument --port: "),
+        ("--max-batch-tokens 0", "argument --max-batch-tokens: 0 is not a whole number of at least 1"),
+        ("--max-graphs many", "argument --max-graphs: many is not a whole number of at least 1"),
+        ("--max-items 0", "max_items is 0; it must be at least 1"),
+        ("--max-waiting-seqs 0", "max_waiting_seqs is 0; it must be at least 1"),
+        ("--request-timeout-s 0", "request_timeout_s is 0.0; it must be more than 0"),
+        ("--dtype int4", "argument --dtype: invalid choice: 'int4'"),
+        ("--tokenizer /no/file", "argument --tokenizer: there is no file /no/file"),
+        ("--drain-s -1", "argument --drain-s: -1.0 is not a number of seconds"),
+        ("--drain-s inf", "argument --drain-s: inf is not a number of seconds"),
+        ("--unknown", "unrecognized arguments: --unknown"),
+        ("--mod minilm", "unrecognized arguments: --mod"),
+    ],
+)
+def test_a_wrong_flag_is_refused_in_one_line(
+    flags: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        server.parse_options(flags.split())
+    assert ended.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"error: {words}")
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+
+
+def test_every_flag_says_what_it_does() -> None:
+    for action in server.build_parser()._actions:
+        assert action.help, action.option_strings
