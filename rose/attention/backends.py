@@ -7,6 +7,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import torch
+
 from rose.attention import fa4, flashinfer
 from rose.attention.folders import default_folders
 from rose.attention.library import KernelLibrary, KernelQuery, load_module
@@ -41,8 +44,6 @@ def load_backends(
 
 
 def _from_library(spec: AttentionSpec, folders: Collection[Path]) -> dict[str, AttentionBackend]:
-    import torch
-
     library = KernelLibrary(folders, torch.cuda.get_device_capability(spec.device))
     found: dict[str, AttentionBackend] = {}
     missing = []
@@ -52,13 +53,11 @@ def _from_library(spec: AttentionSpec, folders: Collection[Path]) -> dict[str, A
             missing.append(query.kernel)
             continue
         try:
-            found[query.kernel] = make(path)
-        except (ImportError, AttributeError, RuntimeError) as error:
-            log.warning("cannot load %s: %s", path, error)
+            found[query.kernel] = _proven(make(path), spec)
+        except Exception as error:  # whatever a damaged or unfit kernel raises; torch's still serve
+            log.warning("cannot use %s: %s: %s", path, type(error).__name__, error)
     if missing:
-        log.info(
-            "no ahead-of-time kernel for %s (python -m rose.attention.aot builds them)", ", ".join(missing)
-        )
+        log.info("no kernel built for %s (python -m rose.attention.aot builds them)", ", ".join(missing))
     return found
 
 
@@ -78,8 +77,6 @@ def _makers(spec: AttentionSpec) -> list[tuple[KernelQuery, Callable[[Path], Att
 
 def _compiled(spec: AttentionSpec) -> dict[str, AttentionBackend]:
     """The first of the installed packages whose kernel compiles; none is an answer too."""
-    import torch
-
     version = "fa3" if torch.cuda.get_device_capability(spec.device) == HOPPER else "fa2"
 
     def flash() -> AttentionBackend:
@@ -93,12 +90,35 @@ def _compiled(spec: AttentionSpec) -> dict[str, AttentionBackend]:
         attempts.append((f"flashinfer-{version}", ragged))
     for name, make in attempts:
         try:
-            backend = make()
+            backend = _proven(make(), spec)
         except ImportError as error:
             log.info("%s: not installed (%s)", name, error)
         except Exception as error:  # whatever a compiler may raise; torch's kernels still serve
             log.warning("%s could not be compiled: %s: %s", name, type(error).__name__, error)
         else:
-            log.info("%s: compiled from the installed package, since no ahead-of-time kernel was found", name)
+            log.info("%s: compiled from the installed package, since no built kernel was found", name)
             return {name: backend}
     return {}
+
+
+def _proven(backend: AttentionBackend, spec: AttentionSpec) -> AttentionBackend:
+    """`backend`, once it has answered two sequences of one token, whose attention is their own values.
+
+    This also compiles and loads the kernel now, before any graph is captured.
+
+    Raises:
+        RuntimeError: the answer is wrong.
+        Exception: whatever the kernel raises.
+    """
+    heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
+    qkv = torch.empty(2, sum(heads), spec.head_dim, dtype=spec.dtype, device=spec.device).normal_()
+    q, k, v = torch.split(qkv, heads, dim=1)
+    out = torch.empty(2, spec.num_heads, spec.head_dim, dtype=spec.dtype, device=spec.device).zero_()
+    offsets = np.array([0, 1, 2], np.int32)
+    cu_seqlens = torch.empty(3, dtype=torch.int32, device=spec.device).copy_(torch.from_numpy(offsets))
+    backend.plan(offsets, 2, 0)
+    backend.forward(q, k, v, out, cu_seqlens, 1)
+    expected = v.repeat_interleave(spec.num_heads // spec.num_kv_heads, dim=1)
+    if not torch.allclose(out, expected, rtol=0.02, atol=0.02):
+        raise RuntimeError("attention over one token is not that token's value")
+    return backend

@@ -69,16 +69,14 @@ class Fa4Attention:
 
 
 def jit_kernel(spec: AttentionSpec) -> Kernel:
-    """The installed `flash_attn.cute`, compiled now (some seconds) behind the same 18 arguments.
+    """The installed `flash_attn.cute` behind the same 18 arguments; it compiles (seconds) at its first call.
 
-    Slower on the host than the shared object (the package checks its arguments on each call), the same on
-    the device. A tiny call compiles it, so that no compiler runs while a graph is captured.
+    Slower on the host than the shared object, since the package checks its arguments on each call; the same
+    on the device.
 
     Raises:
         ImportError: flash-attn-4 or a package that it needs is not installed.
-        Exception: whatever the compiler raises for a GPU or shape that it does not support.
     """
-    import torch
     from flash_attn.cute.interface import _flash_attn_fwd
 
     def call(*arguments: torch.Tensor) -> None:
@@ -88,10 +86,4 @@ def jit_kernel(spec: AttentionSpec) -> Kernel:
             softmax_scale=scale, causal=spec.causal, out=out,
         )  # fmt: skip
 
-    qkv = torch.zeros(
-        1, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim, dtype=spec.dtype, device=spec.device
-    )
-    q, k, v = torch.split(qkv, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
-    cu_seqlens = torch.tensor([0, 1], dtype=torch.int32, device=spec.device)
-    Fa4Attention(spec, call).forward(q, k, v, torch.empty_like(q), cu_seqlens, 1)
     return call

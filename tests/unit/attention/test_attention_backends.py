@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,7 +28,9 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     real = torch.empty
 
-    def on_host(*size: int, device: object = None, **options: object) -> torch.Tensor:
+    def on_host(
+        *size: int, device: object = None, pin_memory: bool = False, **options: object
+    ) -> torch.Tensor:
         return real(*size, **options)  # type: ignore[call-overload,no-any-return]
 
     monkeypatch.setattr(torch, "empty", on_host)
@@ -45,6 +48,26 @@ def fill(folder: Path, *kernels: str, head_dim: int = 128) -> None:
             )
         )
     write_manifest(folder, records)
+
+
+def right(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, *_: object) -> None:
+    """What every kernel must do with sequences of one token."""
+    out.copy_(v.repeat_interleave(out.shape[1] // v.shape[1], dim=1))
+
+
+class RaggedModule:
+    """A FlashInfer module that is right for sequences of one token."""
+
+    def plan(self, *_: object) -> object:
+        return None
+
+    def ragged_run(self, *arguments: torch.Tensor) -> None:
+        right(*arguments[3:6], arguments[8])
+
+
+def module_of(kernel: Callable[..., None] = right) -> SimpleNamespace:
+    ragged = RaggedModule()
+    return SimpleNamespace(func=kernel, plan=ragged.plan, ragged_run=ragged.ragged_run)
 
 
 def no_module(*_: object) -> None:
@@ -67,8 +90,7 @@ def test_on_a_cpu_torch_serves_alone(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.usefixtures("hopper")
 def test_on_hopper_every_kernel_of_the_folder_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, "fa4", "flashinfer-fa3", "flashinfer-fa2")
-    module = SimpleNamespace(func=print, plan=print, ragged_run=print)
-    monkeypatch.setattr(backends, "load_module", lambda path: module)
+    monkeypatch.setattr(backends, "load_module", lambda path: module_of())
     found = load_backends(spec_of("cuda"), [tmp_path])
     assert sorted(found) == ["fa4", "flashinfer-fa2", "flashinfer-fa3", "sdpa"]
     assert all(backend.name == name for name, backend in found.items())
@@ -79,7 +101,7 @@ def test_nothing_is_compiled_when_the_folder_has_a_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(tmp_path, "fa4")
-    monkeypatch.setattr(backends, "load_module", lambda path: SimpleNamespace(func=print))
+    monkeypatch.setattr(backends, "load_module", lambda path: module_of())
 
     def compiled(*_: object) -> None:
         raise AssertionError("compiled although a kernel was there")
@@ -88,7 +110,7 @@ def test_nothing_is_compiled_when_the_folder_has_a_kernel(
     monkeypatch.setattr(flashinfer, "jit_module", compiled)
     with caplog.at_level(logging.INFO):
         assert list(load_backends(spec_of("cuda"), [tmp_path])) == ["fa4", "sdpa"]
-    assert "no ahead-of-time kernel for flashinfer-fa2, flashinfer-fa3" in caplog.text
+    assert "no kernel built for flashinfer-fa2, flashinfer-fa3" in caplog.text
 
 
 @pytest.mark.usefixtures("hopper", "nothing_installed")
@@ -106,7 +128,18 @@ def test_a_kernel_that_does_not_load_leaves_torch(
     monkeypatch.setattr(backends, "load_module", broken)
     with caplog.at_level(logging.WARNING):
         assert list(load_backends(spec_of("cuda"), [tmp_path])) == ["sdpa"]
-    assert f"cannot load {tmp_path / 'fa4.so'}" in caplog.text
+    assert f"cannot use {tmp_path / 'fa4.so'}" in caplog.text
+
+
+@pytest.mark.usefixtures("hopper", "nothing_installed")
+def test_a_kernel_that_answers_wrongly_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(tmp_path, "fa4", "flashinfer-fa2")
+    monkeypatch.setattr(backends, "load_module", lambda path: module_of(lambda *_: None))
+    with caplog.at_level(logging.WARNING):
+        assert list(load_backends(spec_of("cuda"), [tmp_path])) == ["flashinfer-fa2", "sdpa"]
+    assert "fa4.so: RuntimeError: attention over one token is not that token's value" in caplog.text
 
 
 @pytest.mark.usefixtures("hopper")
@@ -117,7 +150,7 @@ def test_without_kernels_an_installed_package_is_compiled_and_says_so(
 
     def module(spec: AttentionSpec, version: str) -> object:
         asked.append(version)
-        return SimpleNamespace(plan=print, ragged_run=print)
+        return module_of()
 
     monkeypatch.setattr(fa4, "jit_kernel", no_module)
     monkeypatch.setattr(flashinfer, "jit_module", module)
@@ -136,7 +169,7 @@ def test_a_compiler_that_fails_is_logged_and_the_next_one_tried(
     def failing(*_: object) -> None:
         raise ValueError("no nvcc")
 
-    monkeypatch.setattr(fa4, "jit_kernel", lambda spec: print)
+    monkeypatch.setattr(fa4, "jit_kernel", lambda spec: right)
     monkeypatch.setattr(flashinfer, "jit_module", failing)
     assert list(load_backends(spec_of("cuda"), [tmp_path])) == ["fa4", "sdpa"]
     monkeypatch.setattr(fa4, "jit_kernel", failing)
