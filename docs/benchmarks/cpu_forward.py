@@ -129,7 +129,8 @@ def compare_forwards(seconds: float, clock: Callable[[], float]) -> None:
         print(
             f"{case.name:9} ours {median['ours'] * 1e3:8.2f} ms | "
             f"their forward {median['forward'] * 1e3:8.2f} ms ({median['forward'] / median['ours']:.2f}x) | "
-            f"their encode {median['encode'] * 1e3:8.2f} ms ({median['encode'] / median['ours']:.2f}x) | least cosine {cosine:.7f}"
+            f"their encode {median['encode'] * 1e3:8.2f} ms ({median['encode'] / median['ours']:.2f}x) | "
+            f"least cosine {cosine:.7f}"
         )
 
 
