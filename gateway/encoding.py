@@ -21,6 +21,7 @@ from rose.batch import Float32
 _SLICE_VALUES = 32_768
 # Between these, float32 sums of squares lose nothing that matters; outside, norms are taken in float64.
 _SMALL_SQUARE, _LARGE_SQUARE = 1e-30, 1e30
+_FLOAT32 = np.dtype("<f4")
 
 
 class Encoding(enum.Enum):
@@ -42,25 +43,23 @@ def finish(vectors: Float32, dimensions: int, normalize: bool) -> Float32:
     rows = vectors[:, :dimensions]
     with np.errstate(all="ignore"):
         squares = np.vecdot(rows, rows)
-        # Any NaN or infinity in a row is one in its sum too, and every comparison with NaN is false.
-        if not (squares.min() > _SMALL_SQUARE and squares.max() < _LARGE_SQUARE):
-            squares = _exact_squares(rows)
+    # A NaN or an infinity in a row is one in its sum too, and no comparison with NaN is true.
+    if not all([_SMALL_SQUARE < square < _LARGE_SQUARE for square in squares.tolist()]):
+        squares = _exact_squares(rows)
     if normalize:
-        norms = np.sqrt(squares)
-        norms[norms == 0] = 1
-        rows = rows / norms[:, None]
-    return np.ascontiguousarray(rows, "<f4")
+        rows = rows / np.sqrt(squares)[:, None]
+    return np.ascontiguousarray(rows, _FLOAT32)
 
 
 def _exact_squares(rows: Float32) -> NDArray[np.float64]:
-    """Sums of squares of rows that are zero, tiny, huge or not finite, f64[n]."""
+    """Sums of squares f64[n] of rows that hold very small or large values; 1 for a row of zeros."""
     finite = np.isfinite(rows).all(axis=1)
     if not finite.all():
-        index = int(finite.argmin())
-        message = f"the model gave a vector that is not finite for input[{index}]"
+        message = f"the model gave a vector that is not finite for input[{int(finite.argmin())}]"
         raise ApiError(ErrorKind.NON_FINITE_OUTPUT, message)
     wide = rows.astype(np.float64)
     squares: NDArray[np.float64] = np.vecdot(wide, wide)
+    squares[squares == 0] = 1
     return squares
 
 

@@ -26,6 +26,8 @@ class TokenIds:
     sequences: list[Int32]
 
 
+_INT32 = np.dtype("<i4")
+
 Inputs: TypeAlias = Texts | TokenIds
 
 
@@ -73,14 +75,16 @@ def read_id_blocks(input_ids: memoryview, lengths: memoryview | None, limits: In
         ApiError: INVALID_VALUE, naming the item and what is wrong with it.
     """
     ids = _block(input_ids, "input_ids")
-    counts = np.array([len(ids)]) if lengths is None else _block(lengths, "lengths").astype(np.int64)
+    check_range(ids, "input_ids", limits.vocab_size)
+    if lengths is None:
+        return TokenIds([ids])
+    counts = _block(lengths, "lengths").astype(np.int64)
     check_count(len(counts), limits.max_items)
     if counts.min() < 1:
         raise invalid(f"lengths[{counts.argmin()}] is {counts.min()}; every sequence has an id", "lengths")
     ends = counts.cumsum()
     if ends[-1] != len(ids):
         raise invalid(f"lengths add up to {ends[-1]}, but input_ids holds {len(ids)} ids", "lengths")
-    check_range(ids, "input_ids", limits.vocab_size)
     starts = ends - counts
     return TokenIds([ids[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)])
 
@@ -102,7 +106,7 @@ def check_range(ids: Int32, name: str, vocab_size: int) -> None:
         ApiError: INVALID_VALUE, naming the first bad id, its place and the limit.
     """
     # As unsigned, a negative id is a huge one: one pass instead of two.
-    if len(ids) and ids.view(np.uint32).max() >= vocab_size:
+    if len(ids) and int(ids.view(np.uint32).max()) >= vocab_size:
         index = int((ids.view(np.uint32) >= vocab_size).argmax())
         raise _bad_id(int(ids[index]), f"{name}[{index}]", vocab_size)
 
@@ -126,7 +130,7 @@ def _block(block: memoryview, name: str) -> Int32:
     """A copy, so that the ids are aligned and the request's body can go."""
     if len(block) == 0 or len(block) % 4:
         raise invalid(f"{name} has {len(block)} bytes; it must hold int32 values, one or more", name)
-    return np.frombuffer(block, "<i4").astype(np.int32)
+    return np.frombuffer(block, _INT32).astype(np.int32)
 
 
 def _bad_id(value: int, place: str, vocab_size: int) -> ApiError:

@@ -1,0 +1,73 @@
+"""API keys: which routes want one, and what counts as one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.options import GatewayOptions
+from tests.http.served import Served, serving
+
+KEYED = [("POST", "/v1/embeddings"), ("POST", "/embeddings"), ("GET", "/v1/models"), ("GET", "/info")]
+OPEN = [("GET", "/health"), ("GET", "/ready"), ("HEAD", "/health")]
+
+
+@pytest.fixture
+async def locked() -> AsyncIterator[Served]:
+    async with serving(GatewayOptions(api_keys=("first key", "sécond"))) as server:
+        yield server
+
+
+async def status(server: Served, method: str, path: str, authorization: str | None) -> int:
+    headers = {} if authorization is None else {"Authorization": authorization}
+    body = {"json": {"input": [1]}} if method == "POST" else {}
+    return (await server.send(method, path, headers=headers, **body)).status
+
+
+@pytest.mark.parametrize(("method", "path"), KEYED)
+async def test_work_routes_want_a_key(locked: Served, method: str, path: str) -> None:
+    for authorization in (None, "", "Bearer", "Bearer ", "Bearer wrong", "Basic first key", "first key"):
+        assert await status(locked, method, path, authorization) == 401, authorization
+    for authorization in ("Bearer first key", "bearer first key", "Bearer sécond", "Bearer  first key "):
+        assert await status(locked, method, path, authorization) == 200, authorization
+    assert not locked.engine.batches or method == "POST"
+
+
+async def test_every_work_route_is_in_the_table_above(locked: Served) -> None:
+    """A route added without a key in front of it fails here."""
+    routes = {
+        (route.method, route.resource.canonical) for route in locked.app.router.routes() if route.resource
+    }
+    known = {*KEYED, *OPEN, ("HEAD", "/ready"), ("HEAD", "/v1/models"), ("HEAD", "/info"), ("*", "/{path}")}
+    assert {route for route in routes if route[0] != "*"} == known - {("*", "/{path}")}
+
+
+@pytest.mark.parametrize(("method", "path"), OPEN)
+async def test_probes_are_open(locked: Served, method: str, path: str) -> None:
+    for authorization in (None, "Bearer wrong"):
+        assert await status(locked, method, path, authorization) == 200
+
+
+@pytest.mark.parametrize("path", [path for _, path in KEYED])
+async def test_options_are_open(locked: Served, path: str) -> None:
+    assert await status(locked, "OPTIONS", path, None) == 204
+
+
+async def test_the_refusal_tells_what_to_send_and_reads_no_body(locked: Served) -> None:
+    reply = await locked.send("POST", "/v1/embeddings", data=b"not json", headers={"Content-Type": "text/x"})
+    assert (reply.status, reply.error["code"]) == (401, "invalid_api_key")
+    assert reply.headers["WWW-Authenticate"] == "Bearer"
+    assert "Authorization: Bearer" in reply.error["message"]
+
+
+async def test_keys_show_nowhere(locked: Served) -> None:
+    reply = await locked.send("GET", "/info", headers={"Authorization": "Bearer first key"})
+    assert b"first key" not in reply.body
+    assert "first key" not in repr(GatewayOptions(api_keys=("first key",)))
+
+
+async def test_without_keys_everything_is_open(server: Served) -> None:
+    for method, path in (*KEYED, *OPEN):
+        assert await status(server, method, path, None) == 200
+        assert await status(server, method, path, "Bearer anything") == 200
