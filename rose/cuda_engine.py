@@ -31,8 +31,9 @@ def cuda_engine(
     limits: StepLimits,
     options: EngineOptions,
 ) -> GraphEngine:
-    """Start an engine for `model` on its device. Whichever thread steps it gets the engine's stream as torch's
-    current one.
+    """Start an engine for `model` on its device.
+
+    The thread that loads and the one that steps get the engine's stream as torch's current stream.
 
     Raises:
         torch.OutOfMemoryError, CudaError: the device has too little memory.

@@ -80,7 +80,7 @@ class CudaForward:
         self._backends[key.attention].plan(work.host_cu_seqlens(key.num_seqs), key.num_tokens, work.index)
 
     def memory(self) -> Mapping[str, int]:
-        """Device memory in bytes: torch's tensors, what torch holds for them, and what is free on the device."""
+        """Device memory in bytes: torch's tensors, what torch holds for them, and what nobody holds."""
         device = self._spec.device
         return {
             "tensor_bytes": torch.cuda.memory_allocated(device),

@@ -43,8 +43,8 @@ _PAGE_BYTES = 4096
 class DeviceNouns:
     """One stream and what belongs to it.
 
-    new_event: makes one on the stream. synchronize: waits for the stream. bind_thread: makes the calling thread
-    the one that launches, where the device keeps state by thread.
+    new_event: makes one on the stream. synchronize: waits for the stream.
+    bind_thread: makes the calling thread the one that launches, where the device keeps state by thread.
     """
 
     memcpy: Memcpy

@@ -26,7 +26,7 @@ class StepTimes(Generic[Key]):
         self._tickets = 0
 
     def launched(self, key: Key) -> tuple[int, float | None]:
-        """A ticket for `finished`, and when this step will be done in seconds of the clock, None if unknown."""
+        """A ticket for `finished`, and when the step will be done (seconds of the clock; None: unknown)."""
         self._tickets += 1
         if not self._running:
             self._started_s = self._clock()

@@ -30,7 +30,7 @@ def feasible_shapes(info: EngineInfo, max_tokens: int) -> Iterator[tuple[int, in
 
 def synthetic_batch(info: EngineInfo, num_tokens: int, num_seqs: int) -> RaggedBatch:
     """Evenly long sequences that fill a bucket as far as the model's limits let them; ids 0, 1, 2, ..."""
-    count = min(num_seqs, info.max_batch_seqs)
+    count = min(num_seqs, info.max_batch_seqs, info.max_batch_tokens)
     total = min(num_tokens, count * info.max_model_len, info.max_batch_tokens)
     cu_seqlens = (np.arange(count + 1, dtype=np.int64) * total // count).astype(np.int32)
     return RaggedBatch(np.arange(total, dtype=np.int32) % info.vocab_size, cu_seqlens)
@@ -65,7 +65,7 @@ class Warmup:
         return self._stage(batch, key, int(np.diff(batch.cu_seqlens).max()))
 
     def time_forward(self, num_tokens: int) -> ForwardTime:
-        """The quickest launched of three eager forwards in sequences of 512 tokens; one more may compile first."""
+        """The quickest launched of three eager forwards, after one that may compile."""
         length = min(_TYPICAL_LENGTH, self._info.max_model_len)
         num_seqs = min(-(-num_tokens // length), self._info.max_batch_seqs)
         key = self._key_of(token_bucket(num_tokens), sequence_bucket(num_seqs))
