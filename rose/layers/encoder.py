@@ -40,10 +40,13 @@ class EncoderBuffers:
     def allocate(
         cls, config: ModelConfig, max_tokens: int, dtype: torch.dtype, device: torch.device
     ) -> EncoderBuffers:
-        """Buffers for batches of up to `max_tokens` tokens: (7 H + I) elements a token."""
+        """Buffers for batches of up to `max_tokens` tokens: (7 H + I) elements a token.
+
+        Zeros, because attention skips padded rows and a NaN left there would spread through 0 * NaN.
+        """
         hidden, inner = config.hidden_size, config.intermediate_size
         widths = (hidden, hidden, hidden, hidden, 3 * hidden, inner)
-        return cls(*(torch.empty(max_tokens, width, dtype=dtype, device=device) for width in widths))
+        return cls(*(torch.zeros(max_tokens, width, dtype=dtype, device=device) for width in widths))
 
     def rows(self, num_tokens: int) -> EncoderBuffers:
         """Views of the first `num_tokens` rows."""
