@@ -134,10 +134,12 @@ def _bert(fields: Json, path: Path, head: _Head) -> ModelConfig:
     if fields.get("is_decoder"):
         raise ModelLoadError(f"{path}: is_decoder true is not supported")
     offset = (
-        _integer(fields, path, "pad_token_id", 1) + 1 if "roberta" in str(fields.get("model_type")) else 0
+        _integer(fields, path, "pad_token_id", 1, 0) + 1 if "roberta" in str(fields.get("model_type")) else 0
     )
     hidden_size = _integer(fields, path, "hidden_size")
     num_heads = _integer(fields, path, "num_attention_heads")
+    if hidden_size % num_heads:
+        raise ModelLoadError(f"{path}: hidden_size {hidden_size} is no multiple of {num_heads} heads")
     max_positions = _integer(fields, path, "max_position_embeddings")
     return ModelConfig(
         architecture="bert",
@@ -292,8 +294,8 @@ def _number(fields: Json, path: Path, key: str, default: float | None = None) ->
     return float(value)
 
 
-def _integer(fields: Json, path: Path, key: str, default: int | None = None) -> int:
+def _integer(fields: Json, path: Path, key: str, default: int | None = None, least: int = 1) -> int:
     value = _number(fields, path, key, default)
-    if value != int(value) or value < 0:
-        raise ModelLoadError(f"{path}: {key} is {value}; a whole number is needed")
+    if value != int(value) or value < least:
+        raise ModelLoadError(f"{path}: {key} is {value:g}; a whole number of at least {least} is needed")
     return int(value)

@@ -94,7 +94,7 @@ class DummyWeights:
         if name.lower().endswith("norm.weight"):
             return torch.ones(shape, device=self._device)
         generator = torch.Generator(self._device)
-        generator.manual_seed(zlib.crc32(name.encode()) + (self._seed << 32))
+        generator.manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))  # the CPU's takes 32 bits only
         return torch.empty(shape, device=self._device).normal_(0.0, 0.02, generator=generator)
 
 

@@ -231,6 +231,8 @@ def test_the_smallest_declared_length_holds(
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"vocab_size": "many"}, "vocab_size"),
         ({"num_hidden_layers": 2.5}, "num_hidden_layers"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"num_attention_heads": 7}, "7 heads"),
     ],
 )
 def test_bert_fields_that_are_not_supported(tmp_path: Path, changes: dict[str, object], named: str) -> None:

@@ -1,0 +1,190 @@
+"""The same tensors from every kind of file, and one line that names what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from rose.errors import ModelLoadError
+from rose.weights import DummyWeights, MappedWeights, open_weights
+
+TENSORS = {
+    "bert.embeddings.LayerNorm.gamma": torch.arange(4.0),
+    "bert.embeddings.LayerNorm.beta": torch.arange(4.0) + 10,
+    "bert.encoder.layer.0.attention.self.query.weight": torch.arange(12.0).reshape(3, 4),
+    "plain.weight": torch.arange(6, dtype=torch.float16),
+    "model.norm.weight": torch.arange(5, dtype=torch.bfloat16),
+}
+
+
+def _safetensors(folder: Path) -> None:
+    save_file(TENSORS, folder / "model.safetensors")
+
+
+def _pickled(folder: Path) -> None:
+    torch.save(TENSORS, folder / "pytorch_model.bin")
+
+
+def _legacy_pickled(folder: Path) -> None:
+    torch.save(TENSORS, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+
+
+def _sharded(
+    folder: Path, prefix: str, suffix: str, save: Callable[[dict[str, torch.Tensor], Path], None]
+) -> None:
+    weight_map = {}
+    for index, name in enumerate(TENSORS):
+        shard = f"{prefix}-{index % 2 + 1:05}-of-00002.{suffix}"
+        weight_map[name] = shard
+    for shard in set(weight_map.values()):
+        save({name: TENSORS[name] for name, owner in weight_map.items() if owner == shard}, folder / shard)
+    index_file = folder / f"{prefix}.{suffix}.index.json"
+    index_file.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def _sharded_safetensors(folder: Path) -> None:
+    _sharded(folder, "model", "safetensors", save_file)
+
+
+def _sharded_pickled(folder: Path) -> None:
+    _sharded(folder, "pytorch_model", "bin", torch.save)
+
+
+WRITERS = [_safetensors, _pickled, _legacy_pickled, _sharded_safetensors, _sharded_pickled]
+
+
+def _refusal(call: Callable[[], object]) -> str:
+    with pytest.raises(ModelLoadError) as raised:
+        call()
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_every_format_gives_the_same_tensors(tmp_path: Path, write: Callable[[Path], None]) -> None:
+    write(tmp_path)
+    weights = open_weights(tmp_path)
+    for stored, tensor in TENSORS.items():
+        read = weights.tensor(stored, tuple(tensor.shape))
+        assert read.dtype == tensor.dtype and torch.equal(read, tensor)
+
+
+def test_prefixes_and_old_norm_names_are_seen_through(tmp_path: Path) -> None:
+    _safetensors(tmp_path)
+    weights = open_weights(tmp_path)
+    assert weights.tensor("embeddings.LayerNorm.weight", (4,))[1] == 1.0
+    assert weights.tensor("embeddings.LayerNorm.bias", (4,))[1] == 11.0
+    assert weights.tensor("encoder.layer.0.attention.self.query.weight", (3, 4))[2, 3] == 11.0
+    assert weights.tensor("norm.weight", (5,)).dtype == torch.bfloat16
+
+
+def test_the_bare_name_wins_over_a_prefixed_one() -> None:
+    weights = MappedWeights({"model.norm.weight": torch.zeros(2), "norm.weight": torch.ones(2)}, "memory")
+    assert weights.tensor("norm.weight", (2,)).sum() == 2
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_missing_and_misshapen_tensors_are_named(tmp_path: Path, write: Callable[[Path], None]) -> None:
+    write(tmp_path)
+    weights = open_weights(tmp_path)
+    missing = _refusal(lambda: weights.tensor("encoder.layer.7.output.dense.weight", (4, 4)))
+    assert "encoder.layer.7.output.dense.weight" in missing and str(tmp_path) in missing
+    wrong = _refusal(lambda: weights.tensor("plain.weight", (2, 3)))
+    assert "plain.weight" in wrong and "[6]" in wrong and "[2, 3]" in wrong and str(tmp_path) in wrong
+
+
+def test_safetensors_come_before_a_pickle(tmp_path: Path) -> None:
+    _safetensors(tmp_path)
+    torch.save({"plain.weight": torch.zeros(6)}, tmp_path / "pytorch_model.bin")
+    assert open_weights(tmp_path).tensor("plain.weight", (6,)).sum() == 15
+
+
+def test_a_folder_without_weights_says_what_to_do(tmp_path: Path) -> None:
+    message = _refusal(lambda: open_weights(tmp_path))
+    assert str(tmp_path) in message and "model.safetensors" in message and "--load-format dummy" in message
+
+
+def test_damaged_files_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{broken}")
+    assert "model.safetensors" in _refusal(lambda: open_weights(tmp_path))
+    (tmp_path / "model.safetensors").unlink()
+    for content in (b"", b"not a pickle", pickle.dumps([1, 2], protocol=2)):
+        (tmp_path / "pytorch_model.bin").write_bytes(content)
+        assert "pytorch_model.bin" in _refusal(lambda: open_weights(tmp_path))
+    torch.save(torch.zeros(3), tmp_path / "pytorch_model.bin")
+    assert "not a dictionary" in _refusal(lambda: open_weights(tmp_path))
+    (tmp_path / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "model-00001-of-00001.safetensors"}}'
+    )
+    assert "model-00001-of-00001.safetensors" in _refusal(lambda: open_weights(tmp_path))
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    assert "index.json" in _refusal(lambda: open_weights(tmp_path))
+
+
+class _Exploit:
+    """Unpickled without weights_only, it would leave a file behind."""
+
+    def __init__(self, victim: Path) -> None:
+        self._victim = victim
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self._victim),)
+
+
+def test_a_pickle_cannot_run_code(tmp_path: Path) -> None:
+    victim = tmp_path / "owned"
+    torch.save({"plain.weight": torch.zeros(6), "payload": _Exploit(victim)}, tmp_path / "pytorch_model.bin")
+    assert "pytorch_model.bin" in _refusal(lambda: open_weights(tmp_path))
+    assert not victim.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_files_are_mapped_not_copied(tmp_path: Path, name: str) -> None:
+    def anonymous_kb() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+    big = {"big": torch.ones(32 << 20, dtype=torch.uint8)}
+    if name.endswith("bin"):
+        torch.save(big, tmp_path / name)
+    else:
+        save_file(big, tmp_path / name)
+    del big
+    before = anonymous_kb()
+    tensor = open_weights(tmp_path).tensor("big", (32 << 20,))
+    assert tensor.sum() == 32 << 20
+    assert anonymous_kb() - before < 16 << 10
+
+
+def test_dummy_weights_depend_on_seed_name_and_shape_alone() -> None:
+    first, second = DummyWeights(3), DummyWeights(3)
+    names = ["embed_tokens.weight", "layers.0.mlp.up_proj.weight", "layers.0.self_attn.q_proj.weight"]
+    forwards = {name: first.tensor(name, (5, 7)) for name in names}
+    backwards = {name: second.tensor(name, (5, 7)) for name in reversed(names)}
+    for name in names:
+        assert torch.equal(forwards[name], backwards[name])
+    assert not torch.equal(forwards[names[0]], forwards[names[1]])
+    assert not torch.equal(forwards[names[0]], DummyWeights(4).tensor(names[0], (5, 7)))
+
+
+def test_dummy_weights_have_the_scale_of_a_fresh_model() -> None:
+    weights = DummyWeights(0)
+    matrix = weights.tensor("encoder.layer.0.output.dense.weight", (300, 200))
+    assert abs(matrix.std().item() - 0.02) < 0.001 and abs(matrix.mean().item()) < 0.001
+    for norm in (
+        "norm.weight",
+        "encoder.layer.0.output.LayerNorm.weight",
+        "layers.1.self_attn.q_norm.weight",
+    ):
+        assert torch.equal(weights.tensor(norm, (9,)), torch.ones(9))
+    for norm in ("layers.1.input_layernorm.weight", "layers.1.post_attention_layernorm.weight"):
+        assert torch.equal(weights.tensor(norm, (9,)), torch.ones(9))
