@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -69,6 +69,12 @@ def uses_table(weight: Tensor) -> bool:
 def partial_elements(n: int, k: int) -> int:
     """Elements that the largest split-K product with a weight [n, k] writes: splits * M * n."""
     return max((c.plan.splits * c.max_m * n for c in plans(n, k) if c.plan is not None), default=0)
+
+
+def row_counts(shapes: Collection[tuple[int, int]]) -> list[int]:
+    """Numbers of rows that between them use every plan for weights of shapes (n, k), and then cuBLAS."""
+    limits = {choice.max_m for (n, k, _), row in table().items() if (n, k) in shapes for choice in row}
+    return [*sorted(limits), max(limits, default=0) + 1]
 
 
 def gemm_plan(m: int, n: int, k: int, epilogue: Epilogue = "none") -> GemmPlan | None:

@@ -100,7 +100,7 @@ def _rows(cu_seqlens: Tensor, which: Which) -> tuple[Tensor, Tensor]:
 def _means(hidden: Tensor, cu_seqlens: Tensor, outputs: Outputs) -> None:
     """One reduction a sequence: index_add_ would sum row after row and lose digits over long sequences."""
     lengths = cu_seqlens.diff()
-    rows = hidden[: int(cu_seqlens[-1])].split(lengths.tolist())
+    rows = torch.split(hidden[: int(cu_seqlens[-1])], lengths.tolist())
     sums = torch.stack([part.sum(0) for part in rows])
     _finish(sums / lengths.clamp(min=1).unsqueeze(1), outputs)
 

@@ -55,10 +55,17 @@ class DecoderLayer:
         qkv = packed if packed.dim() == 2 else buffers.qkv
         qk_norm_rope(packed, buffers.positions, rope, qkv)
         heads = qkv.view(num_tokens, -1, rope.head_dim)
-        q, k, v = heads.split([rope.num_heads, rope.num_kv_heads, rope.num_kv_heads], dim=1)
+        q, k, v = torch.split(heads, [rope.num_heads, rope.num_kv_heads, rope.num_kv_heads], dim=1)
         context = buffers.context.view(num_tokens, rope.num_heads, rope.head_dim)
         batch.attention.forward(q, k, v, context, batch.cu_seqlens, batch.max_seqlen)
         return self.output(buffers.context, buffers.hidden, buffers.partials)
+
+
+def weight_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
+    """(n, k) of a layer's four products: QKV, attention output, gate and up, down."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    return (query + 2 * key, hidden), (hidden, query), (2 * inner, hidden), (hidden, inner)
 
 
 class DecoderReader:
@@ -103,7 +110,7 @@ class DecoderReader:
         """The weights [rows, width] over each other, each copied straight to its place."""
         device, dtype = self._place
         whole = torch.empty(sum(rows.values()), width, dtype=dtype, device=device)
-        for (name, height), part in zip(rows.items(), whole.split(list(rows.values())), strict=True):
+        for (name, height), part in zip(rows.items(), torch.split(whole, list(rows.values())), strict=True):
             part.copy_(self._weights.tensor(name, (height, width)))
         return whole
 

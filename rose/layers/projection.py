@@ -46,7 +46,8 @@ class GatedProjection:
     def __call__(self, x: Tensor, gate_up: Tensor, partials: Tensor, out: Tensor) -> None:
         """Write out [T, I]; gate_up [T, 2I] and partials (flat) are scratch."""
         if self._weight is not None:
-            plan = gemm_plan(len(x), *self._weight.shape, "swiglu")
+            n, k = self._weight.shape
+            plan = gemm_plan(len(x), n, k, "swiglu")
             if plan is not None:
                 swiglu_gemm(x, self._weight, plan, out)
                 return

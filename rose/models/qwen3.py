@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from rose.attention.base import AttentionSpec
 from rose.kernels.embedding import EmbeddedTokens, embed_tokens
-from rose.kernels.gemm import partial_elements
+from rose.kernels.gemm import partial_elements, row_counts
 from rose.kernels.norm import add_rms_norm
 from rose.kernels.pooling import LastHidden, norm_gather_rows, norm_mean_pool, pool_scratch
 from rose.kernels.rope import rope_table
-from rose.layers.decoder import DecoderReader
+from rose.layers.compile_ahead import compile_ahead
+from rose.layers.decoder import DecoderReader, weight_shapes
 from rose.layers.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from rose.config import ModelConfig
     from rose.device_batch import DeviceBatch, Outputs
+    from rose.kernels.pooling import Which
     from rose.weights import WeightSource
 
 
@@ -50,8 +52,12 @@ class Qwen3Model:
         self._table = read.tensor("embed_tokens.weight", config.vocab_size, config.hidden_size)
         self._layers = [read.layer(index, cos_sin) for index in range(config.num_layers)]
         self._norm = read.norm("norm.weight")
-        self._workspace = Workspace(config, max_tokens, dtype, device, _most_partials(config))
+        shapes = weight_shapes(config)
+        partials = max(partial_elements(n, k) for n, k in shapes)
+        self._workspace = Workspace(config, max_tokens, dtype, device, partials)
         self._scratch = pool_scratch(config.hidden_size, device)
+        if device.type == "cuda":
+            compile_ahead(self, {min(count, max_tokens) for count in (*row_counts(shapes), max_tokens)})
 
     def forward(self, batch: DeviceBatch, outputs: Outputs) -> None:
         """Write the pooled vectors of `batch`, a row a sequence, to `outputs`."""
@@ -67,13 +73,5 @@ class Qwen3Model:
         if self.config.pooling == "mean":
             norm_mean_pool(last, batch.cu_seqlens, outputs, self._scratch)
         else:
-            which = "last" if self.config.pooling == "last" else "first"
+            which: Which = "last" if self.config.pooling == "last" else "first"
             norm_gather_rows(last, batch.cu_seqlens, which, outputs)
-
-
-def _most_partials(config: ModelConfig) -> int:
-    """Elements of the largest split-K product of any of the four weights."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes = ((query + 2 * key, hidden), (hidden, query), (2 * inner, hidden), (hidden, inner))
-    return max(partial_elements(n, k) for n, k in shapes)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import triton.language as tl
 
-from rose.kernels.jit.compile import block_of, ceil_div, kernel, warps_for
+from rose.kernels.jit.compile import block_of, ceil_div, kernel, launch, warps_for
 from rose.kernels.jit.norm import load_sum, splits_of
 
 if TYPE_CHECKING:
@@ -51,7 +51,9 @@ def silu_mul(gate_up: Tensor, out: Tensor) -> None:
     """See rose.kernels.activation.silu_mul."""
     num_tokens, width = out.shape
     block = min(block_of(width), _COLUMNS)
-    _silu_mul[(num_tokens, ceil_div(width, block))](
+    launch(
+        _silu_mul,
+        (num_tokens, ceil_div(width, block)),
         gate_up,
         out,
         num_tokens,
@@ -66,7 +68,9 @@ def bias_gelu(x: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """See rose.kernels.activation.bias_gelu."""
     num_tokens, width = out.shape
     block = min(block_of(width), _COLUMNS)
-    _bias_gelu[(num_tokens, ceil_div(width, block))](
+    launch(
+        _bias_gelu,
+        (num_tokens, ceil_div(width, block)),
         x,
         x if bias is None else bias,
         out,

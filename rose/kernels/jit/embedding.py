@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import triton.language as tl
 
-from rose.kernels.jit.compile import block_of, device_function, kernel, warps_for
+from rose.kernels.jit.compile import block_of, device_function, kernel, launch, warps_for
 from rose.kernels.jit.norm import layer_scaled, rms_scaled
 
 if TYPE_CHECKING:
@@ -112,7 +112,9 @@ def embed_tokens(
     """See rose.kernels.embedding.embed_tokens."""
     num_tokens, hidden = out.hidden.shape
     block = block_of(hidden)
-    _embed_tokens[(num_tokens,)](
+    launch(
+        _embed_tokens,
+        (num_tokens,),
         input_ids,
         cu_seqlens,
         table,
@@ -135,7 +137,9 @@ def embed_bert(
     """See rose.kernels.embedding.embed_bert."""
     num_tokens, hidden = out.shape
     block = block_of(hidden)
-    _embed_bert[(num_tokens,)](
+    launch(
+        _embed_bert,
+        (num_tokens,),
         input_ids,
         cu_seqlens,
         input_ids if token_type_ids is None else token_type_ids,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import triton.language as tl
 
-from rose.kernels.jit.compile import ceil_div, kernel
+from rose.kernels.jit.compile import ceil_div, kernel, launch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,7 +84,9 @@ def _swiglu_gemm(
 def split_k_gemm(x: Tensor, weight: Tensor, plan: GemmPlan, out: Tensor) -> None:
     """See rose.kernels.gemm.split_k_gemm."""
     (m, k), n = x.shape, len(weight)
-    _split_k_gemm[(ceil_div(m, plan.block_m), n // plan.block_n, plan.splits)](
+    launch(
+        _split_k_gemm,
+        (ceil_div(m, plan.block_m), n // plan.block_n, plan.splits),
         x,
         weight,
         out,
@@ -103,7 +105,9 @@ def split_k_gemm(x: Tensor, weight: Tensor, plan: GemmPlan, out: Tensor) -> None
 def swiglu_gemm(x: Tensor, weight: Tensor, plan: GemmPlan, out: Tensor) -> None:
     """See rose.kernels.gemm.swiglu_gemm."""
     (m, k), width = x.shape, out.shape[1]
-    _swiglu_gemm[(ceil_div(m, plan.block_m), width // plan.block_n)](
+    launch(
+        _swiglu_gemm,
+        (ceil_div(m, plan.block_m), width // plan.block_n),
         x,
         weight,
         out,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import triton.language as tl
 
-from rose.kernels.jit.compile import block_of, device_function, kernel, warps_for
+from rose.kernels.jit.compile import block_of, device_function, kernel, launch, warps_for
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,7 +107,9 @@ def add_rms_norm(x: Tensor, residual: Tensor, norm: RmsNorm, out: Tensor) -> Non
 def _launch_rms_norm(x: Tensor, residual: Tensor | None, norm: RmsNorm, out: Tensor) -> None:
     num_tokens, hidden = out.shape
     block = block_of(hidden)
-    _rms_norm[(num_tokens,)](
+    launch(
+        _rms_norm,
+        (num_tokens,),
         x,
         x if residual is None else residual,
         norm.weight,
@@ -126,7 +128,9 @@ def add_layer_norm(x: Tensor, residual: Tensor, bias: Tensor | None, norm: Layer
     """See rose.kernels.norm.add_layer_norm."""
     num_tokens, hidden = out.shape
     block = block_of(hidden)
-    _add_layer_norm[(num_tokens,)](
+    launch(
+        _add_layer_norm,
+        (num_tokens,),
         x,
         residual,
         norm.bias if bias is None else bias,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import triton.language as tl
 
-from rose.kernels.jit.compile import block_of, ceil_div, device_function, kernel, warps_for
+from rose.kernels.jit.compile import block_of, ceil_div, device_function, kernel, launch, warps_for
 from rose.kernels.jit.norm import load_sum, rms_scaled, splits_of
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def norm_gather_rows(last: LastHidden, cu_seqlens: Tensor, which: Which, outputs
 def tanh_int8(vectors: Tensor, out: Tensor) -> None:
     """See rose.kernels.quantize.tanh_int8."""
     count = vectors.numel()
-    _tanh_int8[(ceil_div(count, 1024),)](vectors, out, count, BLOCK=1024, num_warps=4)
+    launch(_tanh_int8, (ceil_div(count, 1024),), vectors, out, count, BLOCK=1024, num_warps=4)
 
 
 def parts_for(num_seqs: int, num_tokens: int, scratch_rows: int) -> int:
@@ -213,7 +213,9 @@ def _launch_mean(states: _Input, cu_seqlens: Tensor, outputs: Outputs, scratch: 
     # More sequences than scratch rows: one part each, in the output's own rows, finished in place.
     partials = scratch if num_seqs <= len(scratch) else outputs.vectors
     block = block_of(hidden)
-    _sum_parts[(num_seqs, parts)](
+    launch(
+        _sum_parts,
+        (num_seqs, parts),
         states.x,
         states.residual,
         cu_seqlens,
@@ -228,7 +230,9 @@ def _launch_mean(states: _Input, cu_seqlens: Tensor, outputs: Outputs, scratch: 
         num_warps=warps_for(block),
     )
     columns = min(block, _FINISH_COLUMNS)
-    _finish_mean[(num_seqs, ceil_div(hidden, columns))](
+    launch(
+        _finish_mean,
+        (num_seqs, ceil_div(hidden, columns)),
         partials,
         cu_seqlens,
         states.weight,
@@ -247,7 +251,9 @@ def _launch_mean(states: _Input, cu_seqlens: Tensor, outputs: Outputs, scratch: 
 def _launch_gather(states: _Input, cu_seqlens: Tensor, which: Which, outputs: Outputs) -> None:
     num_seqs, hidden = outputs.vectors.shape
     block = block_of(hidden)
-    _gather_rows[(num_seqs,)](
+    launch(
+        _gather_rows,
+        (num_seqs,),
         states.x,
         states.residual,
         states.weight,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import triton.language as tl
 
-from rose.kernels.jit.compile import block_of, ceil_div, kernel, warps_for
+from rose.kernels.jit.compile import block_of, ceil_div, kernel, launch, warps_for
 from rose.kernels.jit.norm import load_sum, splits_of
 
 if TYPE_CHECKING:
@@ -78,7 +78,9 @@ def qk_norm_rope(source: Tensor, positions: Tensor, rope: QkRope, qkv: Tensor) -
     half = rope.head_dim // 2
     block = block_of(half)
     heads = all_heads if splits > 1 else rope.rotated_heads
-    _qk_norm_rope[(ceil_div(num_tokens * heads, rows),)](
+    launch(
+        _qk_norm_rope,
+        (ceil_div(num_tokens * heads, rows),),
         source,
         positions,
         rope.weight,

@@ -1,0 +1,68 @@
+"""Compile a model's Triton kernels while it loads, in parallel, rather than in the first requests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+
+from rose.device_batch import DeviceBatch, Outputs
+from rose.kernels import dispatch
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from rose.models.registry import Model
+
+# A compilation holds a thread about a quarter of its time outside the interpreter lock; more do not help.
+_MAX_THREADS = 8
+
+
+class _NoAttention:
+    """A backend that leaves its output as it is."""
+
+    name = "none"
+    capturable = False
+
+    def plan(self, host_cu_seqlens: np.ndarray, num_tokens: int, slot: int) -> None:
+        """Nothing to do."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, cu_seqlens: Tensor, max_seqlen: int
+    ) -> None:
+        """Nothing to do."""
+
+
+def compile_ahead(model: Model, row_counts: Iterable[int]) -> None:
+    """Go through forwards of these numbers of tokens, where kernels are compiled but not run.
+
+    Products by cuBLAS do run, on whatever the activations hold, and so are loaded too.
+    """
+    probe = torch.zeros(1, device=model.attention_spec.device)
+    if not dispatch.uses_triton(probe):
+        return
+    from rose.kernels.jit.compile import compiling
+
+    with torch.inference_mode(), compiling(min(os.cpu_count() or 1, _MAX_THREADS)):
+        for num_tokens in row_counts:
+            model.forward(*_empty_step(model, num_tokens))
+
+
+def _empty_step(model: Model, num_tokens: int) -> tuple[DeviceBatch, Outputs]:
+    """A batch of one sequence of id 0, and where its vector goes."""
+    device, hidden = model.attention_spec.device, model.config.hidden_size
+    cu_seqlens = torch.tensor([0, num_tokens], dtype=torch.int32)
+    batch = DeviceBatch(
+        input_ids=torch.zeros(num_tokens, dtype=torch.int32, device=device),
+        cu_seqlens=cu_seqlens.to(device),
+        token_type_ids=None,
+        host_cu_seqlens=cu_seqlens.numpy(),
+        max_seqlen=num_tokens,
+        attention=_NoAttention(),
+    )
+    vectors = torch.zeros(1, hidden, device=device)
+    int8 = torch.zeros(1, hidden, dtype=torch.int8, device=device) if model.config.quantizer else None
+    return batch, Outputs(vectors, int8)
