@@ -36,6 +36,7 @@ from gateway.startup import Port, bind
 from gateway.tokenization.huggingface import HuggingFaceTokenizer
 from rose import flags as rose_flags
 from rose.batch import Engine, EngineInfo
+from rose.config import load_config
 from rose.engine_options import EngineOptions
 from rose.errors import ModelLoadError
 from rose.model_source import LoadFormat, ModelFolder, resolve
@@ -186,6 +187,7 @@ def beside(work: Callable[[], T]) -> Future[T]:
 
 def load(options: ServerOptions, folder: ModelFolder) -> Engine:
     """Import torch and load the model: seconds, and for large models minutes."""
+    load_config(folder.path)  # what is wrong with it shows now, not after the seconds that torch takes
     from rose.engine import load_engine
 
     dummy = options.load_format == "dummy"

@@ -1,0 +1,252 @@
+"""The whole server on real weights, as a client sees it: a process on loopback, MiniLM in fp32."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import numpy as np
+import pytest
+from openai import OpenAI
+
+from tests.e2e import oracle
+from tests.e2e.server_process import ServerProcess
+
+EMBED = "/v1/embeddings"
+TEXTS = (
+    "A man is eating food.",
+    "The new movie is awesome.",
+    "Der Mann isst eine Mahlzeit.",
+    "  ",
+    "word " * 200,
+)
+# A long job: 96 texts of 252 tokens are seconds of a forward on two cores.
+LONG = ["word " * 250] * 96
+
+
+@pytest.fixture(scope="module")
+def server(minilm_folder: Path) -> Iterator[ServerProcess]:
+    with ServerProcess("--model", "minilm", "--port", "0") as process:
+        yield process.ready()
+
+
+def embed(server: ServerProcess, texts: object, **fields: object) -> np.ndarray[Any, Any]:
+    """f32[n, D] by plain JSON floats."""
+    status, answer = server.post(EMBED, {"input": texts, **fields})
+    assert status == 200, answer
+    assert [item["index"] for item in answer["data"]] == list(range(len(answer["data"])))
+    return np.array([item["embedding"] for item in answer["data"]], np.float32)
+
+
+def test_openai_client_gets_the_vectors_of_transformers(server: ServerProcess, minilm_folder: Path) -> None:
+    """Unmodified: it asks for base64 and decodes it itself."""
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        answer = client.embeddings.create(model="minilm", input=list(TEXTS))
+    vectors = np.array([item.embedding for item in answer.data], np.float32)
+    assert oracle.cosines(vectors, oracle.embed(minilm_folder, TEXTS)).min() >= 0.9999
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-4)
+    assert vectors[0, :5] == pytest.approx(
+        [0.0332416, 0.0044061, -0.0062770, 0.0483787, -0.1387023], abs=1e-4
+    )
+    assert answer.model == "minilm"
+    assert (
+        answer.usage.prompt_tokens == answer.usage.total_tokens == oracle.count_tokens(minilm_folder, TEXTS)
+    )
+
+
+def test_msgpack_client_gets_the_same_vectors_as_raw_bytes(
+    server: ServerProcess, minilm_folder: Path
+) -> None:
+    connection = server.connect()
+    headers = {"Content-Type": "application/msgpack"}
+    connection.request("POST", EMBED, msgspec.msgpack.encode({"model": "minilm", "input": TEXTS}), headers)
+    response = connection.getresponse()
+    answer = msgspec.msgpack.decode(response.read())
+    assert response.status == 200, answer
+    assert isinstance(answer["embeddings"], bytes)
+    vectors = np.frombuffer(answer["embeddings"], "<f4").reshape(answer["shape"])
+    assert oracle.cosines(vectors, oracle.embed(minilm_folder, TEXTS)).min() >= 0.9999
+    assert np.abs(vectors - embed(server, list(TEXTS))).max() < 1e-5
+
+
+def test_ids_give_the_vector_of_their_text(server: ServerProcess) -> None:
+    ids = [101, 1037, 2158, 2003, 5983, 2833, 1012, 102]  # [CLS] a man is eating food . [SEP]
+    assert oracle.cosines(embed(server, ids), embed(server, TEXTS[0]))[0] > 0.999999
+    status, answer = server.post(EMBED, {"input": [[101, 99_999_999]]})
+    assert status == 400
+    assert "99999999" in answer["error"]["message"]
+    assert server.post(EMBED, {"input": "still here"})[0] == 200
+
+
+def sequences_launched(server: ServerProcess) -> int:
+    count: int = server.get("/info")[1]["engine"]["sequences"]
+    return count
+
+
+@pytest.mark.parametrize("name", ["single", "batch"])
+def test_vectors_recorded_elsewhere_are_reproduced(
+    server: ServerProcess, shared_folder: Path, name: str
+) -> None:
+    rows = json.loads((shared_folder / "goldens" / f"test_bert__bert_{name}.json").read_text())["rows"]
+    inputs = ["What is Deep Learning?", "Deep Learning is...", "What is Deep Learning?"][: len(rows)]
+    assert oracle.cosines(embed(server, inputs), np.array(rows)).min() > 0.9999
+
+
+def test_fewer_dimensions_are_cut_first_and_normalised_after(
+    server: ServerProcess, shared_folder: Path
+) -> None:
+    golden = json.loads((shared_folder / "goldens" / "tei_mrl128_minilm_test_single.json").read_text())[
+        "rows"
+    ]
+    vectors = embed(server, "test", dimensions=128)
+    assert vectors.shape == (1, 128)
+    assert np.abs(vectors - np.array(golden)).max() < 4e-3
+
+
+def test_200_clients_at_once_each_get_their_own_answer(server: ServerProcess, minilm_folder: Path) -> None:
+    texts = [f"client {number} wants to know what {number * number} is" for number in range(200)]
+
+    async def ask(session: aiohttp.ClientSession, text: str) -> list[float]:
+        async with session.post(f"{server.url}{EMBED}", json={"input": text}) as response:
+            assert response.status == 200
+            vector: list[float] = (await response.json())["data"][0]["embedding"]
+            return vector
+
+    async def ask_all() -> list[list[float]]:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            return await asyncio.gather(*(ask(session, text) for text in texts))
+
+    vectors = np.array(asyncio.run(ask_all()))
+    assert oracle.cosines(vectors, oracle.embed(minilm_folder, texts)).min() >= 0.9999
+
+
+def test_the_loop_is_free_while_a_long_forward_runs(server: ServerProcess) -> None:
+    busy, probe = server.connect(), server.connect()
+    before = sequences_launched(server)
+    busy.request("POST", EMBED, json.dumps({"input": LONG}), {"Content-Type": "application/json"})
+    while sequences_launched(server) == before:
+        pass
+    times_ms = []
+    for _ in range(200):
+        started = time.perf_counter()
+        probe.request("GET", "/health")
+        response = probe.getresponse()
+        response.read()
+        times_ms.append((time.perf_counter() - started) * 1e3)
+        assert response.status == 200
+    assert sequences_launched(server) < before + len(LONG), "the work was over before the probes were"
+    assert np.percentile(times_ms, 99) < 20
+    assert busy.getresponse().status == 200
+
+
+def test_a_client_that_leaves_frees_its_place(server: ServerProcess) -> None:
+    before = sequences_launched(server)
+    leaving = server.connect()
+    leaving.request("POST", EMBED, json.dumps({"input": LONG * 10}), {"Content-Type": "application/json"})
+    while sequences_launched(server) == before:
+        pass
+    leaving.close()
+    assert server.post(EMBED, {"input": "next"})[0] == 200
+    assert sequences_launched(server) - before < len(LONG)
+
+
+def test_the_printed_curl_line_works(server: ServerProcess) -> None:
+    line = server.wait_for("curl -s ")
+    answer = json.loads(subprocess.run(shlex.split(line), capture_output=True, timeout=30, check=True).stdout)
+    assert len(answer["data"][0]["embedding"]) == 384
+
+
+WATCHED = """
+import sys
+
+def watch(event, args):
+    if event.removeprefix("socket.") in ("connect", "sendto", "bind", "getaddrinfo", "gethostbyname"):
+        print("network:", event, args[-4:], flush=True)
+
+sys.addaudithook(watch)
+import server
+sys.exit(server.main())
+"""
+
+
+def test_offline_with_a_folder_no_socket_but_the_listening_one_is_opened(minilm_folder: Path) -> None:
+    """And from the first moment it is alive; ready only once it answers."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    flags = ("--model", str(minilm_folder), "--port", str(port))
+    with ServerProcess(*flags, program=("-c", WATCHED), env={"HF_HUB_OFFLINE": "1"}) as server:
+        server.wait_for("loading")
+        server.url = f"http://127.0.0.1:{port}"
+        assert server.get("/health") == (200, {"status": "ok"})
+        status, answer = server.get("/ready")
+        assert status == 503
+        assert "loading" in answer["error"]["message"]
+        assert server.post(EMBED, {"input": "too early"})[0] == 503
+        server.ready()
+        assert server.get("/ready")[0] == 200
+        assert embed(server, "now").shape == (1, 384)
+        network = [line for line in server.stdout if line.startswith("network:")]
+        assert [line.split()[1] for line in network] == ["socket.getaddrinfo", "socket.bind"], network
+        deadline = time.monotonic() + 10  # the server's ends of this test's connections close a moment later
+        while (sockets := listening_and_connected(server.pid)) != (1, 0):
+            assert time.monotonic() < deadline, sockets
+
+
+def listening_and_connected(pid: int) -> tuple[int, int]:
+    """TCP and UDP sockets of a process by the kernel's tables, whoever opened them."""
+    inodes = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        target = str(entry.readlink())
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    listening = connected = 0
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[9] in inodes:
+                listening += fields[3] == "0A"
+                connected += fields[3] != "0A"
+    return listening, connected
+
+
+def test_a_missing_weight_is_named_in_one_line(minilm_folder: Path, tmp_path: Path) -> None:
+    import safetensors.numpy
+
+    tensors = safetensors.numpy.load_file(minilm_folder / "model.safetensors")
+    lost = "encoder.layer.3.output.dense.weight"
+    del tensors[lost]
+    for name in ("config.json", "modules.json", "tokenizer.json"):
+        (tmp_path / name).symlink_to(minilm_folder / name)
+    (tmp_path / "1_Pooling").symlink_to(minilm_folder / "1_Pooling")
+    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
+    fails_with(tmp_path, lost)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ('{"architectures": ["LlamaForCausalLM"]}', "LlamaForCausalLM"),
+        ("{", "config.json"),
+        ("{}", "architecture"),
+    ],
+)
+def test_a_model_that_is_not_supported_is_named_in_one_line(tmp_path: Path, config: str, words: str) -> None:
+    (tmp_path / "config.json").write_text(config)
+    fails_with(tmp_path, words)
+
+
+def fails_with(folder: Path, words: str) -> None:
+    with ServerProcess("--model", str(folder), "--port", "0") as process:
+        assert process.wait(60) == 1
+        assert len(process.stderr) == 1, process.stderr
+        assert process.stderr[0].startswith("error: ")
+        assert words in process.stderr[0]
