@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HOPPER = (9, 0)
+TENSOR_CORE_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def load_backends(
@@ -33,7 +34,7 @@ def load_backends(
     FlashInfer in minutes the first time. What is missing or broken is logged, never raised.
     """
     backends: dict[str, AttentionBackend] = {}
-    if spec.device.type == "cuda":
+    if spec.device.type == "cuda" and spec.dtype in TENSOR_CORE_DTYPES:
         backends.update(_from_library(spec, default_folders() if aot_dirs is None else aot_dirs))
         if not backends and compile_missing:
             backends.update(_compiled(spec))

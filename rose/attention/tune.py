@@ -184,7 +184,7 @@ def run(arguments: argparse.Namespace, report: Callable[[str], None]) -> tuple[d
 
 def _line(shape: str, cell: dict[str, Any]) -> str:
     parts = [
-        f"{name} {cell['us'].get(name, 'WRONG')} (plan {cell['plan_us'].get(name, '-')}, error {error})"
+        f"{name} {cell['us'].get(name, 'LEFT OUT')} (plan {cell['plan_us'].get(name, '-')}, error {error})"
         for name, error in cell["rel_error"].items()
     ]
     return f"  {shape:>8}: " + "; ".join(parts)

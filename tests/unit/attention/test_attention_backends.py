@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -103,14 +104,13 @@ def test_nothing_is_compiled_when_the_folder_has_a_kernel(
     fill(tmp_path, "fa4")
     monkeypatch.setattr(backends, "load_module", lambda path: module_of())
 
-    def compiled(*_: object) -> None:
-        raise AssertionError("compiled although a kernel was there")
-
-    monkeypatch.setattr(fa4, "jit_kernel", compiled)
-    monkeypatch.setattr(flashinfer, "jit_module", compiled)
+    compiled: list[object] = []
+    monkeypatch.setattr(fa4, "jit_kernel", lambda *arguments: compiled.append(arguments))
+    monkeypatch.setattr(flashinfer, "jit_module", lambda *arguments: compiled.append(arguments))
     with caplog.at_level(logging.INFO):
         assert list(load_backends(spec_of("cuda"), [tmp_path])) == ["fa4", "sdpa"]
     assert "no kernel built for flashinfer-fa2, flashinfer-fa3" in caplog.text
+    assert not compiled
 
 
 @pytest.mark.usefixtures("hopper", "nothing_installed")
@@ -175,6 +175,18 @@ def test_a_compiler_that_fails_is_logged_and_the_next_one_tried(
     monkeypatch.setattr(fa4, "jit_kernel", failing)
     assert list(load_backends(spec_of("cuda"), [tmp_path])) == ["sdpa"]
     assert "fa4 could not be compiled: ValueError: no nvcc" in caplog.text
+
+
+@pytest.mark.usefixtures("hopper")
+def test_fp32_is_left_to_torch_and_nothing_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(fa4, "jit_kernel", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr(flashinfer, "jit_module", lambda *arguments: asked.append(arguments))
+    fp32 = replace(spec_of("cuda"), dtype=torch.float32)
+    assert list(load_backends(fp32, [tmp_path])) == ["sdpa"]
+    assert not asked
 
 
 @pytest.mark.usefixtures("hopper", "nothing_installed")
