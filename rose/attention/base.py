@@ -32,7 +32,7 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """What the choice of a backend may depend on: tokens and sequences (buckets), and the longest sequence."""
+    """What the choice of a backend may depend on: tokens and sequences (buckets), the longest sequence."""
 
     num_tokens: int
     num_seqs: int
