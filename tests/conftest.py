@@ -10,8 +10,8 @@ import pytest
 from rose.errors import ModelLoadError
 from rose.model_source import resolve
 
-# Without a GPU Triton kernels run in its interpreter. Triton looks at this once, when it is first imported, and
-# transformers imports it: so it is set before any test module is collected.
+# Without a GPU Triton kernels run in its interpreter. Triton looks at this once, when it is first imported,
+# and transformers imports it: so it is set before any test module is collected.
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
