@@ -44,7 +44,7 @@ def finish(vectors: Float32, dimensions: int, normalize: bool) -> Float32:
     with np.errstate(all="ignore"):
         squares = np.vecdot(rows, rows)
     # A NaN or an infinity in a row is one in its sum too, and no comparison with NaN is true.
-    if not all([_SMALL_SQUARE < square < _LARGE_SQUARE for square in squares.tolist()]):
+    if not all(_SMALL_SQUARE < square < _LARGE_SQUARE for square in squares.tolist()):
         squares = _exact_squares(rows)
     if normalize:
         rows = rows / np.sqrt(squares)[:, None]

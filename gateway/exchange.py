@@ -88,8 +88,10 @@ class Door:
             return await request.read()
         except web.HTTPRequestEntityTooLarge:  # chunked, or inflated from a compressed body
             raise self._too_large("is too large") from None
-        except web.RequestPayloadError as error:
-            raise ApiError(ErrorKind.INVALID_BODY, f"the body cannot be read: {error}") from None
+        except web.RequestPayloadError as error:  # broken compression or chunks
+            request.content.feed_eof()  # else aiohttp fails on it again, with a traceback in the log
+            message = f"the body cannot be read: {error}"
+            raise ApiError(ErrorKind.INVALID_BODY, message, closes=True) from None
 
     def _too_large(self, what: str) -> ApiError:
         limit = self._max_body_bytes

@@ -32,7 +32,7 @@ class GatewayOptions:
     max_body_bytes: int = 16 * MIB
     request_timeout_s: float | None = 300.0
     tokenizer_threads: int = 2
-    inline_text_chars: int = 1024
+    inline_text_chars: int = 256
 
     def __post_init__(self) -> None:
         for name in ("max_items", "max_request_tokens", "max_body_bytes", "tokenizer_threads"):

@@ -1,4 +1,4 @@
-"""What the HTTP side costs: requests a second and microseconds a request, in front of an engine that costs nothing.
+"""What the HTTP side costs: requests a second and microseconds each, before an engine that costs nothing.
 
 python docs/benchmarks/gateway.py [--seconds 5] [--in-flight 64] [--output FILE.json]
 
@@ -17,7 +17,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -53,6 +53,7 @@ class NullStep:
         self._outcome = outcome
 
     def result(self) -> BatchResult:
+        """The vectors."""
         return self._outcome
 
     def __await__(self) -> Generator[object, None, BatchResult]:
@@ -70,9 +71,11 @@ class NullEngine:
         self._rows = rows.astype(np.float32)
 
     def step(self, batch: RaggedBatch) -> NullStep:
+        """The same rows for every batch."""
         return NullStep(BatchResult(self._rows[: batch.num_seqs]))
 
     def stats(self) -> Mapping[str, object]:
+        """Nothing to tell."""
         return {}
 
     def close(self) -> None:
@@ -85,7 +88,8 @@ class ByteTokenizer:
     vocab_size = 256
     special_tokens = SpecialTokens(np.zeros(0, np.int32), np.zeros(0, np.int32))
 
-    def encode(self, texts: list[str]) -> list[Int32]:
+    def encode(self, texts: Sequence[str]) -> list[Int32]:
+        """UTF-8 bytes as ids."""
         return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
 
 
@@ -99,18 +103,23 @@ class Case:
 
     @property
     def wire(self) -> bytes:
+        """The whole request."""
         head = f"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: {self.content_type}\r\n"
         return f"{head}Content-Length: {len(self.body)}\r\n\r\n".encode() + self.body
 
 
 IDS = list(range(1000, 1016))
+TEXT = "sixteen tokens.."
 CASES = (
-    Case("msgpack ids -> msgpack block", msgspec.msgpack.encode({"input_ids": np.array(IDS, "<i4").tobytes()}),
-         "application/msgpack"),
+    Case(
+        "msgpack ids -> msgpack block",
+        msgspec.msgpack.encode({"input_ids": np.array(IDS, "<i4").tobytes()}),
+        "application/msgpack",
+    ),
     Case("json ids -> base64", json.dumps({"input": IDS, "encoding_format": "base64"}).encode()),
     Case("json ids -> floats", json.dumps({"input": IDS}).encode()),
-    Case("json text -> base64", json.dumps({"input": "sixteen tokens..", "encoding_format": "base64"}).encode()),
-)  # fmt: skip
+    Case("json text -> base64", json.dumps({"input": TEXT, "encoding_format": "base64"}).encode()),
+)
 
 
 class Client(asyncio.Protocol):
@@ -123,10 +132,12 @@ class Client(asyncio.Protocol):
         self._head = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send the first request."""
         self._transport = cast(asyncio.Transport, transport)
         self._send()
 
     def data_received(self, data: bytes) -> None:
+        """Note the time of a whole answer and send the next request."""
         if self._left < 0:
             self._head += data
             head, found, rest = self._head.partition(b"\r\n\r\n")
@@ -158,7 +169,8 @@ async def drive(port: int, case: Case, in_flight: int, seconds: float) -> dict[s
     await asyncio.sleep(WARMUP_S)
     before, cpu_s, started_s = len(latencies_ms), await server_state(port), time.perf_counter()
     await asyncio.sleep(seconds)
-    count, elapsed_s, state = len(latencies_ms) - before, time.perf_counter() - started_s, await server_state(port)
+    count, elapsed_s = len(latencies_ms) - before, time.perf_counter() - started_s
+    state = await server_state(port)
     for transport, _ in clients:
         transport.abort()
     taken = sorted(latencies_ms[before:])
@@ -175,7 +187,7 @@ async def server_state(port: int) -> dict[str, float]:
     """CPU seconds and loop lag of the server, read at /info, which also begins a new period for the lag."""
 
     def read() -> dict[str, float]:
-        with urlopen(f"http://127.0.0.1:{port}/info", timeout=30) as answer:  # noqa: S310
+        with urlopen(f"http://127.0.0.1:{port}/info", timeout=30) as answer:
             state: dict[str, float] = json.load(answer)["benchmark"]
             return state
 
@@ -211,7 +223,8 @@ def _server(ready: Connection) -> None:
 
 def main() -> None:
     """Measure every case and print a table; with --output also write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("--seconds", type=float, default=5.0, help="measured time of each case")
     parser.add_argument("--in-flight", type=int, default=64, help="requests in flight, one a connection")
     parser.add_argument("--output", type=Path, help="write the figures here as JSON")
@@ -224,7 +237,8 @@ def main() -> None:
     figures = {}
     for case in CASES:
         figures[case.name] = uvloop.run(drive(port, case, arguments.in_flight, arguments.seconds))
-        print(f"{case.name:30}", *(f"{name} {value:<9}" for name, value in figures[case.name].items()))
+        columns = (f"{name} {value:<9}" for name, value in figures[case.name].items())
+        sys.stdout.write(f"{case.name:30}{' '.join(columns)}\n")
     ours.send("stop")
     server.join(10)
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()}

@@ -17,8 +17,8 @@ class TokenizerPool:
     XLM-R and Qwen files: shared 0.24-0.32 s, own 0.27-0.33 s) and XLM-R's takes 230-290 MB each.
 
     threads: at most so many texts are tokenised beside the loop at once; the rest wait their turn.
-    inline_chars: a job of up to this many characters runs on the loop: below that the hop to a thread and
-        back costs as much as it saves.
+    inline_chars: a job of up to this many characters runs on the loop. A hop to a thread and back takes
+        30 us, 256 characters of English 60 to 90 us.
     """
 
     def __init__(self, tokenizer: Tokenizer, threads: int, inline_chars: int) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import aiohttp
@@ -28,7 +29,7 @@ BOS, EOS = 256, 257
 
 
 def byte_tokenizer() -> HuggingFaceTokenizer:
-    """An id a byte between <s> = 256 and </s> = 257, from the real library; its file's limits are set and wrong."""
+    """An id a byte between <s> = 256 and </s> = 257, from the real library; its own limits are wrong."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {character: index for index, character in enumerate(alphabet)} | {"<s>": BOS, "</s>": EOS}
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
@@ -44,20 +45,19 @@ def byte_tokenizer() -> HuggingFaceTokenizer:
 
 def text_ids(text: str) -> list[int]:
     """What `byte_tokenizer` makes of `text`, worked out without it."""
-    order = {character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    return [BOS, *(order[_byte_character(byte)] for byte in text.encode()), EOS]
+    return [BOS, *(_byte_ids()[byte] for byte in text.encode()), EOS]
 
 
-def _byte_character(byte: int) -> str:
-    """GPT-2's printable stand-in of a byte. Source: openai/gpt-2, encoder.py, bytes_to_unicode."""
-    printable = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
-    if byte in printable:
-        return chr(byte)
-    return chr(256 + [value for value in range(256) if value not in printable].index(byte))
+@cache
+def _byte_ids() -> list[int]:
+    """The place of each byte's printable stand-in among all of them, sorted.
+
+    Source: openai/gpt-2, encoder.py, bytes_to_unicode.
+    """
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [value for value in range(256) if value not in plain]
+    stand_ins = [value if value in plain else 256 + others.index(value) for value in range(256)]
+    return [sorted(stand_ins).index(value) for value in stand_ins]
 
 
 def expected(ids: Sequence[int], dimensions: int = 8, normalize: bool = True, width: int = 8) -> Float32:
@@ -125,7 +125,7 @@ class Served:
 async def until(condition: Callable[[], bool]) -> None:
     """Let the loop turn until `condition` holds; for what announces itself nowhere. At most 10 s."""
     async with asyncio.timeout(10):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 

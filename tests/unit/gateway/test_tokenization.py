@@ -1,0 +1,183 @@
+"""The tokenizer interface on real files: no hidden limits, the template, and where the work runs."""
+
+from __future__ import annotations
+
+import asyncio
+import lzma
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from gateway.tokenization.base import SpecialTokens
+from gateway.tokenization.huggingface import HuggingFaceTokenizer
+from gateway.tokenization.pool import TokenizerPool
+from rose.batch import Int32
+from rose.errors import ModelLoadError
+
+TEMPLATES = {
+    "both ends": ("<s> <s> $A </s>", 2, 1),
+    "end only": ("$A </s>", 0, 1),
+    "start only": ("<s> $A", 1, 0),
+    "none": ("$A", 0, 0),
+}
+
+
+def backend(template: str) -> Tokenizer:
+    """Words w0, w1, ... are the ids 0, 1, ...; <s> is 50, </s> is 51."""
+    words = {f"w{number}": number for number in range(50)} | {"a": 52, "<s>": 50, "</s>": 51}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=template, special_tokens=[("<s>", 50), ("</s>", 51)]
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_template_is_read_from_the_file(name: str) -> None:
+    template, before, after = TEMPLATES[name]
+    special = HuggingFaceTokenizer(backend(template)).special_tokens
+    assert special.prefix.tolist() == [50] * before
+    assert special.suffix.tolist() == [51] * after
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("max_tokens", [4, 5, 9, 13, 14])
+def test_truncating_ids_is_what_the_library_would_have_done(name: str, max_tokens: int) -> None:
+    template = TEMPLATES[name][0]
+    text = " ".join(f"w{number}" for number in range(10))
+    reference = backend(template)
+    reference.enable_truncation(max_tokens)
+    tokenizer = HuggingFaceTokenizer(backend(template))
+    [ids] = tokenizer.encode([text])
+    cut = tokenizer.special_tokens.truncate(ids, max_tokens)
+    assert cut.tolist() == reference.encode(text).ids
+    assert cut.dtype == np.int32
+
+
+def test_a_limit_below_the_template_still_holds() -> None:
+    special = SpecialTokens(np.array([1, 2], np.int32), np.array([3], np.int32))
+    assert len(special.truncate(np.arange(9, dtype=np.int32), 2)) == 2
+
+
+def test_limits_and_padding_in_the_file_are_switched_off() -> None:
+    limited = backend("<s> $A </s>")
+    limited.enable_truncation(4)
+    limited.enable_padding(length=64)
+    rows = HuggingFaceTokenizer(limited).encode(["w1 w2 w3 w4 w5 w6", "w1"])
+    assert [row.tolist() for row in rows] == [[50, 1, 2, 3, 4, 5, 6, 51], [50, 1, 51]]
+
+
+def test_vocab_size_covers_every_id() -> None:
+    tokenizer = backend("$A")
+    tokenizer.add_tokens(["new"])
+    assert HuggingFaceTokenizer(tokenizer).vocab_size == 54
+
+
+def test_one_call_for_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    class Counting:
+        def __init__(self, real: Tokenizer) -> None:
+            self._real = real
+
+        def encode_batch_fast(self, texts: list[str], **options: bool) -> object:
+            calls.append(len(texts))
+            return self._real.encode_batch_fast(texts, **options)
+
+    tokenizer = HuggingFaceTokenizer(backend("$A"))
+    monkeypatch.setattr(tokenizer, "_backend", Counting(backend("$A")))
+    assert len(tokenizer.encode(["w1"] * 32)) == 32
+    assert calls == [32]
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "not json"])
+def test_a_bad_file_is_one_line_that_names_it(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "tokenizer.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ModelLoadError) as caught:
+        HuggingFaceTokenizer.from_file(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_minilm_tokenises_beyond_its_file_s_128(minilm_folder: Path) -> None:
+    tokenizer = HuggingFaceTokenizer.from_file(minilm_folder / "tokenizer.json")
+    [short, long] = tokenizer.encode(["Hello, world!", "hello " * 400])
+    assert short.tolist() == [101, 7592, 1010, 2088, 999, 102]
+    assert len(long) == 402
+    assert tokenizer.vocab_size == 30_522
+
+
+def test_xlm_roberta_ids(shared_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(
+        lzma.decompress((shared_folder / "tokenizers" / "xlm-roberta-unigram.json.xz").read_bytes())
+    )
+    tokenizer = HuggingFaceTokenizer.from_file(path)
+    [ids] = tokenizer.encode(["Hello, world!"])
+    assert ids.tolist() == [0, 35378, 4, 8999, 38, 2]
+    assert tokenizer.special_tokens.truncate(ids, 4).tolist() == [0, 35378, 4, 2]
+
+
+class Recording:
+    """A tokenizer that notes where it runs."""
+
+    vocab_size = 10
+    special_tokens = SpecialTokens(np.zeros(0, np.int32), np.zeros(0, np.int32))
+
+    def __init__(self) -> None:
+        self.threads: list[threading.Thread] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def encode(self, texts: Sequence[str]) -> list[Int32]:
+        self.threads.append(threading.current_thread())
+        assert self.gate.wait(10)
+        return [np.full(len(text), 1, np.int32) for text in texts]
+
+
+async def test_short_jobs_run_on_the_loop_and_long_ones_beside_it() -> None:
+    tokenizer = Recording()
+    pool = TokenizerPool(tokenizer, threads=2, inline_chars=10)
+    await pool.encode(["12345", "12345"])
+    await pool.encode(["12345", "123456"])
+    here, there = tokenizer.threads
+    assert here is threading.main_thread()
+    assert there is not here
+    pool.close()
+
+
+async def test_the_loop_turns_while_a_long_text_is_tokenised() -> None:
+    tokenizer = Recording()
+    tokenizer.gate.clear()
+    pool = TokenizerPool(tokenizer, threads=1, inline_chars=0)
+    job = asyncio.ensure_future(pool.encode(["long"]))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not job.done()
+    tokenizer.gate.set()
+    [ids] = await job
+    assert len(ids) == 4
+    pool.close()
+
+
+async def test_a_cancelled_job_that_waits_for_a_thread_is_never_tokenised() -> None:
+    tokenizer = Recording()
+    tokenizer.gate.clear()
+    pool = TokenizerPool(tokenizer, threads=1, inline_chars=0)
+    running = asyncio.ensure_future(pool.encode(["first"]))
+    waiting = asyncio.ensure_future(pool.encode(["second"]))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    tokenizer.gate.set()
+    await running
+    await pool.encode(["third"])
+    assert len(tokenizer.threads) == 2
+    pool.close()
