@@ -1,0 +1,1 @@
+"""What follows a transformer: pooled vectors now."""

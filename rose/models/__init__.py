@@ -1,0 +1,1 @@
+"""One file an architecture: wiring only."""
