@@ -12,7 +12,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,10 +22,12 @@ from rose.kernels.activation import silu_mul
 if TYPE_CHECKING:
     from torch import Tensor
 
-Epilogue = Literal["none", "swiglu"]
 TABLE_PATH = Path(__file__).with_name("gemm_h200.json")
 # The table was measured on Hopper; elsewhere cuBLAS is right for every shape.
 TABLE_CAPABILITY = (9, 0)
+
+# (n, k, gated) of a weight [n, k]; gated: its rows are a gate over an up projection, for SwiGLU.
+WeightKey = tuple[int, int, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class GemmPlan:
 
     splits: parts of K summed by other programs; the output has as many partial sums.
     block_m, block_n, block_k: the tile. stages: loads in flight. warps: of 32 threads.
+    swiglu: whether the product ends in SwiGLU, for gated weights; then splits is 1 and block_n counts columns
+    of the result.
     """
 
     splits: int
@@ -42,20 +46,19 @@ class GemmPlan:
     block_k: int
     stages: int
     warps: int
+    swiglu: bool = False
 
     def fits(self, n: int, k: int) -> bool:
         """Whether N and K are whole numbers of tiles; kernels mask rows only."""
-        return n % self.block_n == 0 and k % (self.splits * self.block_k) == 0
+        columns = n // 2 if self.swiglu else n
+        return columns % self.block_n == 0 and k % (self.splits * self.block_k) == 0
 
 
 @dataclass(frozen=True, slots=True)
 class GemmChoice:
-    """A line of the table: [M, K] x [N, K] products of M up to max_m take `plan`, or cuBLAS if it is None."""
+    """Products of up to max_m rows take `plan`, or cuBLAS (then silu_mul, if gated) where it is None."""
 
-    n: int
-    k: int
     max_m: int
-    epilogue: Epilogue
     plan: GemmPlan | None
 
 
@@ -66,52 +69,48 @@ def uses_table(weight: Tensor) -> bool:
     return torch.cuda.get_device_capability(weight.device) == TABLE_CAPABILITY
 
 
-def partial_elements(n: int, k: int) -> int:
-    """Elements that the largest split-K product with a weight [n, k] writes: splits * M * n."""
-    return max((c.plan.splits * c.max_m * n for c in plans(n, k) if c.plan is not None), default=0)
-
-
-def row_counts(shapes: Collection[tuple[int, int]]) -> list[int]:
-    """Numbers of rows that between them use every plan for weights of shapes (n, k), and then cuBLAS."""
-    limits = {choice.max_m for (n, k, _), row in table().items() if (n, k) in shapes for choice in row}
-    return [*sorted(limits), max(limits, default=0) + 1]
-
-
-def gemm_plan(m: int, n: int, k: int, epilogue: Epilogue = "none") -> GemmPlan | None:
-    """The plan for M = m, or None: cuBLAS (then silu_mul, for "swiglu", whose n counts gate and up)."""
-    for choice in table().get((n, k, epilogue), ()):
+def gemm_plan(m: int, n: int, k: int, gated: bool = False) -> GemmPlan | None:
+    """The plan for x [m, k] and a weight [n, k], or None: cuBLAS."""
+    for choice in table().get((n, k, gated), ()):
         if m <= choice.max_m:
             return choice.plan
     return None
 
 
-def plans(n: int, k: int, epilogue: Epilogue = "none") -> Sequence[GemmChoice]:
-    """All choices for one weight, by rising max_m: what a model must compile and find room for."""
-    return table().get((n, k, epilogue), ())
+def partial_elements(key: WeightKey) -> int:
+    """Elements that the largest split-K product with this weight writes: splits * M * n."""
+    sizes = (choice.plan.splits * choice.max_m for choice in table().get(key, ()) if choice.plan is not None)
+    return max(sizes, default=0) * key[0]
+
+
+def row_counts(keys: Collection[WeightKey]) -> list[int]:
+    """Numbers of rows that between them use every plan for these weights, and then cuBLAS."""
+    limits = {choice.max_m for key in keys for choice in table().get(key, ())}
+    return [*sorted(limits), max(limits, default=0) + 1]
 
 
 @functools.cache
-def table() -> Mapping[tuple[int, int, str], Sequence[GemmChoice]]:
-    """The choices by (n, k, epilogue), read once from `TABLE_PATH`."""
+def table() -> Mapping[WeightKey, Sequence[GemmChoice]]:
+    """The choices for each weight by rising max_m, read once from `TABLE_PATH`."""
     return read_table(TABLE_PATH)
 
 
-def read_table(path: Path) -> dict[tuple[int, int, str], list[GemmChoice]]:
-    """Read what tune_gemm wrote; lists are by rising max_m.
+def read_table(path: Path) -> dict[WeightKey, list[GemmChoice]]:
+    """Read what tune_gemm wrote.
 
     Raises:
         ValueError: a plan does not fit its shape.
     """
-    choices: dict[tuple[int, int, str], list[GemmChoice]] = {}
+    table: dict[WeightKey, list[GemmChoice]] = {}
     for row in json.loads(path.read_text("utf-8"))["choices"]:
-        plan = GemmPlan(*row["plan"]) if row["plan"] else None
-        choice = GemmChoice(row["n"], row["k"], row["max_m"], row["epilogue"], plan)
-        if plan is not None and not plan.fits(choice.n, choice.k):
-            raise ValueError(f"{path}: {plan} does not fit n={choice.n}, k={choice.k}")
-        choices.setdefault((choice.n, choice.k, choice.epilogue), []).append(choice)
-    for rows in choices.values():
-        rows.sort(key=lambda choice: choice.max_m)
-    return choices
+        n, k = row["n"], row["k"]
+        plan = GemmPlan(**row["plan"]) if row["plan"] else None
+        if plan is not None and not plan.fits(n, k):
+            raise ValueError(f"{path}: {plan} does not fit n={n}, k={k}")
+        table.setdefault((n, k, row["gated"]), []).append(GemmChoice(row["max_m"], plan))
+    for choices in table.values():
+        choices.sort(key=lambda choice: choice.max_m)
+    return table
 
 
 def split_k_gemm(x: Tensor, weight: Tensor, plan: GemmPlan, out: Tensor) -> None:
@@ -131,7 +130,7 @@ def split_k_gemm(x: Tensor, weight: Tensor, plan: GemmPlan, out: Tensor) -> None
 
 
 def swiglu_gemm(x: Tensor, weight: Tensor, plan: GemmPlan, out: Tensor) -> None:
-    """out [M, I] = silu(x @ gateᵀ) * (x @ upᵀ), weight [2I, K] = gate over up; plan.splits is 1."""
+    """out [M, I] = silu(x @ gateᵀ) * (x @ upᵀ), weight [2I, K] = gate over up; see GemmPlan.swiglu."""
     if dispatch.uses_triton(x):
         from rose.kernels.jit import gemm as jit
 

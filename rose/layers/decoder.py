@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from rose.config import ModelConfig
     from rose.device_batch import DeviceBatch
+    from rose.kernels.gemm import WeightKey
     from rose.layers.workspace import DecoderBuffers
     from rose.weights import WeightSource
 
@@ -61,11 +62,16 @@ class DecoderLayer:
         return self.output(buffers.context, buffers.hidden, buffers.partials)
 
 
-def weight_shapes(config: ModelConfig) -> tuple[tuple[int, int], ...]:
-    """(n, k) of a layer's four products: QKV, attention output, gate and up, down."""
+def weight_keys(config: ModelConfig) -> tuple[WeightKey, ...]:
+    """Of a layer's four products: QKV, attention output, gate and up, down."""
     hidden, inner = config.hidden_size, config.intermediate_size
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    return (query + 2 * key, hidden), (hidden, query), (2 * inner, hidden), (hidden, inner)
+    return (
+        (query + 2 * key, hidden, False),
+        (hidden, query, False),
+        (2 * inner, hidden, True),
+        (hidden, inner, False),
+    )
 
 
 class DecoderReader:

@@ -14,7 +14,7 @@ from rose.kernels.norm import add_rms_norm
 from rose.kernels.pooling import LastHidden, norm_gather_rows, norm_mean_pool, pool_scratch
 from rose.kernels.rope import rope_table
 from rose.layers.compile_ahead import compile_ahead
-from rose.layers.decoder import DecoderReader, weight_shapes
+from rose.layers.decoder import DecoderReader, weight_keys
 from rose.layers.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -52,12 +52,12 @@ class Qwen3Model:
         self._table = read.tensor("embed_tokens.weight", config.vocab_size, config.hidden_size)
         self._layers = [read.layer(index, cos_sin) for index in range(config.num_layers)]
         self._norm = read.norm("norm.weight")
-        shapes = weight_shapes(config)
-        partials = max(partial_elements(n, k) for n, k in shapes)
+        keys = weight_keys(config)
+        partials = max(map(partial_elements, keys))
         self._workspace = Workspace(config, max_tokens, dtype, device, partials)
         self._scratch = pool_scratch(config.hidden_size, device)
         if device.type == "cuda":
-            compile_ahead(self, {min(count, max_tokens) for count in (*row_counts(shapes), max_tokens)})
+            compile_ahead(self, {min(count, max_tokens) for count in (*row_counts(keys), max_tokens)})
 
     def forward(self, batch: DeviceBatch, outputs: Outputs) -> None:
         """Write the pooled vectors of `batch`, a row a sequence, to `outputs`."""

@@ -208,26 +208,33 @@ def test_tanh_int8(monkeypatch):
 
 
 def _shipped_plans() -> list[tuple[int, int, GemmPlan]]:
-    choices = [choice for row in gemm.table().values() for choice in row if choice.epilogue == "none"]
-    return [(choice.n, choice.k, choice.plan) for choice in choices if choice.plan is not None]
+    rows = ((n, k, choice.plan) for (n, k, _), row in gemm.table().items() for choice in row)
+    return [(n, k, plan) for n, k, plan in rows if plan is not None]
 
 
-@pytest.mark.parametrize("m", [1, 16, 63, 128])
-def test_shipped_split_k_plans(m):
+@pytest.mark.parametrize("m", [1, 16, 63, 128, 400])
+def test_shipped_plans(m):
     for n, k, plan in _shipped_plans():
-        x, weight = _random(m, k), _random(n, k, scale=0.02)
-        partials = _poisoned(plan.splits, m, n)
-        gemm.split_k_gemm(x, weight, plan, partials)
+        x, weight = _random(m, k), _random(n, k, scale=0.03)
         expected = x.float() @ weight.float().T
+        if plan.swiglu:
+            out = _poisoned(m, n // 2)
+            gemm.swiglu_gemm(x, weight, plan, out)
+            gate, up = expected.chunk(2, dim=1)
+            expected, actual = torch.nn.functional.silu(gate) * up, out.float()
+        else:
+            partials = _poisoned(plan.splits, m, n)
+            gemm.split_k_gemm(x, weight, plan, partials)
+            actual = partials.float().sum(0)
         # Each partial sum is rounded to bf16 once.
-        torch.testing.assert_close(partials.float().sum(0), expected, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("m", [1, 16, 129, 512])
-@pytest.mark.parametrize("plan", [GemmPlan(1, 16, 64, 64, 4, 4), GemmPlan(1, 64, 64, 64, 4, 4)])
-def test_swiglu_gemm(m, plan):
+@pytest.mark.parametrize("rows", [16, 64])
+def test_swiglu_gemm(m, rows):
     x, weight = _random(m, 1024), _random(6144, 1024, scale=0.03)
     out = _poisoned(m, 3072)
-    gemm.swiglu_gemm(x, weight, plan, out)
+    gemm.swiglu_gemm(x, weight, GemmPlan(1, rows, 64, 64, 4, 4, swiglu=True), out)
     gate, up = (x.float() @ weight.float().T).chunk(2, dim=1)
     torch.testing.assert_close(out.float(), torch.nn.functional.silu(gate) * up, rtol=1e-2, atol=1e-2)

@@ -24,7 +24,7 @@ from rose.kernels.jit import activation, embedding, norm, pooling, rope
 from rose.kernels.jit import gemm as gemm_jit
 from rose.layers import projection
 from rose.layers.compile_ahead import compile_ahead
-from rose.layers.decoder import weight_shapes
+from rose.layers.decoder import weight_keys
 from rose.models.qwen3 import Qwen3Model
 from rose.weights import DummyWeights
 
@@ -49,13 +49,13 @@ def main(preset: Path) -> None:
     dispatch.uses_triton = lambda x: True
     projection.uses_table = lambda weight: True
     config = replace(load_config(preset), num_layers=2, vocab_size=64, max_positions=64)
-    shapes = weight_shapes(config)
-    swiglu = gemm.GemmChoice(*shapes[2], 8, "swiglu", gemm.GemmPlan(1, 16, 64, 64, 4, 4))
-    table = {**gemm.table(), (*shapes[2], "swiglu"): [swiglu]}
+    keys = weight_keys(config)
+    fused = gemm.GemmChoice(8, gemm.GemmPlan(1, 16, 64, 64, 4, 4, swiglu=True))
+    table = {**gemm.table(), keys[2]: [fused, *gemm.table()[keys[2]]]}
     gemm.table = lambda: table
     model = Qwen3Model(config, DummyWeights(), torch.bfloat16, torch.device("cpu"), 4096)
-    model._workspace._partial_elements = max(gemm.partial_elements(n, k) for n, k in shapes)
-    compile_ahead(model, gemm.row_counts(shapes))
+    model._workspace._partial_elements = max(map(gemm.partial_elements, keys))
+    compile_ahead(model, gemm.row_counts(keys))
     print(json.dumps({name: variants(kernel) for name, kernel in kernels()}))
 
 

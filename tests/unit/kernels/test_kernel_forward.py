@@ -17,6 +17,7 @@ from rose.device_batch import DeviceBatch, Outputs
 from rose.kernels import dispatch, gemm
 from rose.kernels.gemm import GemmChoice, GemmPlan
 from rose.layers import projection
+from rose.layers.decoder import weight_keys
 from rose.models.qwen3 import Qwen3Model
 from rose.reference import reference_vectors
 from rose.weights import DummyWeights
@@ -38,7 +39,6 @@ CONFIG = ModelConfig(
     quantizer="tanh_int8",
     rope_theta=1e6,
 )
-WEIGHTS = ((128, 64), (64, 64), (192, 64), (64, 96))
 OFFSETS = [0, 2, 2, 5]
 PADDED_TOKENS = 7
 
@@ -51,13 +51,12 @@ class LargeWeights(DummyWeights):
         return tensor if "norm" in name else tensor * 10
 
 
-def _table(plan_of: str) -> dict[tuple[int, int, str], list[GemmChoice]]:
-    split = GemmPlan(2, 16, 32, 16, 2, 4)
-    fused = GemmPlan(1, 16, 32, 16, 2, 4)
-    choices = {(n, k, "none"): [GemmChoice(n, k, 16, "none", split)] for n, k in WEIGHTS}
+def _table(plan_of: str) -> dict[gemm.WeightKey, list[GemmChoice]]:
+    split, fused = GemmPlan(2, 16, 32, 16, 2, 4), GemmPlan(1, 16, 32, 16, 2, 4, swiglu=True)
+    table = {key: [GemmChoice(16, split)] for key in weight_keys(CONFIG)}
     if plan_of == "swiglu":
-        choices[192, 64, "swiglu"] = [GemmChoice(192, 64, 16, "swiglu", fused)]
-    return {} if plan_of == "cublas" else choices
+        table[192, 64, True] = [GemmChoice(16, fused)]
+    return {} if plan_of == "cublas" else table
 
 
 def _forward(model: Qwen3Model, filler: int) -> Outputs:
@@ -82,7 +81,7 @@ def test_forward_through_triton(plan_of, monkeypatch):
     monkeypatch.setattr(gemm, "table", lambda: _table(plan_of))
     weights = LargeWeights(2)
     model = Qwen3Model(CONFIG, weights, torch.float32, torch.device("cpu"), PADDED_TOKENS)
-    partials = max(gemm.partial_elements(n, k) for n, k in WEIGHTS)
+    partials = max(map(gemm.partial_elements, weight_keys(CONFIG)))
     monkeypatch.setattr(model._workspace, "_partial_elements", partials)
     outputs = _forward(model, 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -49,25 +50,32 @@ def test_shipped_table_is_readable_and_sorted():
         assert limits == sorted(set(limits))
 
 
+def _row(max_m: int, plan: gemm.GemmPlan | None, n: int = 64, gated: bool = False) -> dict[str, object]:
+    return {"n": n, "k": 256, "gated": gated, "max_m": max_m, "plan": plan and asdict(plan)}
+
+
 def test_plan_is_the_first_that_covers_m(tmp_path, monkeypatch):
     path = tmp_path / "table.json"
-    rows = [
-        {"n": 64, "k": 256, "epilogue": "none", "max_m": 64, "plan": None},
-        {"n": 64, "k": 256, "epilogue": "none", "max_m": 16, "plan": [2, 16, 32, 32, 2, 4]},
-    ]
-    path.write_text(json.dumps({"choices": rows}))
+    fused = replace(PLAN, splits=1, swiglu=True)
+    path.write_text(json.dumps({"choices": [_row(64, None), _row(16, PLAN), _row(32, fused, gated=True)]}))
     choices = gemm.read_table(path)
     monkeypatch.setattr(gemm, "table", lambda: choices)
     assert gemm.gemm_plan(1, 64, 256) == gemm.gemm_plan(16, 64, 256) == PLAN
     assert gemm.gemm_plan(17, 64, 256) is None
     assert gemm.gemm_plan(65, 64, 256) is None
     assert gemm.gemm_plan(16, 64, 512) is None
-    assert gemm.gemm_plan(16, 64, 256, "swiglu") is None
+    assert gemm.gemm_plan(32, 64, 256, gated=True) == fused
+    assert gemm.partial_elements((64, 256, False)) == 2 * 16 * 64
+    assert gemm.partial_elements((64, 512, False)) == 0
+    assert gemm.row_counts([(64, 256, False), (64, 256, True)]) == [16, 32, 64, 65]
+    assert gemm.row_counts([(1, 1, False)]) == [1]
 
 
-def test_plan_that_does_not_fit_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("n", "plan"), [(48, PLAN), (64, replace(PLAN, block_k=256)), (96, replace(PLAN, splits=1, swiglu=True))]
+)
+def test_plan_that_does_not_fit_is_refused(n, plan, tmp_path):
     path = tmp_path / "table.json"
-    row = {"n": 48, "k": 256, "epilogue": "none", "max_m": 16, "plan": [2, 16, 32, 32, 2, 4]}
-    path.write_text(json.dumps({"choices": [row]}))
-    with pytest.raises(ValueError, match="does not fit n=48"):
+    path.write_text(json.dumps({"choices": [_row(16, plan, n=n)]}))
+    with pytest.raises(ValueError, match=f"does not fit n={n}"):
         gemm.read_table(path)

@@ -1,0 +1,220 @@
+"""Time cuBLAS against split-K and fused SwiGLU products and write the table that `rose.kernels.gemm` reads.
+
+    python -m rose.kernels.tune_gemm [--out rose/kernels/gemm_h200.json]
+
+Each candidate is timed with the kernel that consumes it (which adds the partial sums), over 28 different
+weights in one CUDA graph, as in a model: one weight would stay in the L2 cache and look faster than it is.
+Takes about a minute on an H200; stops at --budget-s and writes the best so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rose.kernels.activation import silu_mul
+from rose.kernels.gemm import TABLE_PATH, GemmPlan, split_k_gemm, swiglu_gemm
+from rose.kernels.norm import LayerNorm, RmsNorm, add_layer_norm, add_rms_norm
+from rose.kernels.rope import QkRope, qk_norm_rope, rope_table
+from rose.kernels.timing import graph_us
+
+Consumer = Literal["rope", "rms_norm", "silu", "layer_norm"]
+
+NUM_WEIGHTS = 28
+ROWS = (16, 32, 64, 128, 192, 256, 384, 512)
+# cuBLAS keeps a shape unless another way is at least this much faster: smaller gains are within the noise.
+MIN_GAIN = 0.03
+# Programs of one product worth trying: from three quarters of an H200's 132 processors to four waves of them.
+PROGRAMS = range(96, 529)
+SHARED_BYTES = 220 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A weight [n, k] of a model and what follows its product."""
+
+    name: str
+    n: int
+    k: int
+    consumer: Consumer
+
+
+SHAPES = (
+    Shape("pplx down", 1024, 3072, "rms_norm"),
+    Shape("pplx o", 1024, 2048, "rms_norm"),
+    Shape("pplx gate-up", 6144, 1024, "silu"),
+    Shape("pplx qkv", 4096, 1024, "rope"),
+    Shape("bge-m3 down", 1024, 4096, "layer_norm"),
+    Shape("bge-m3 o", 1024, 1024, "layer_norm"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """The tensors of one shape at M rows; `consume` takes the product [M, N] or partial sums [K, M, N]."""
+
+    shape: Shape
+    x: Tensor
+    weights: Sequence[Tensor]
+    consume: Callable[[Tensor], None]
+    gated: Tensor
+
+    def enqueue(self, plan: GemmPlan | None) -> None:
+        """All weights' products, one after another, each with its consumer; None: by cuBLAS."""
+        m, n = len(self.x), self.shape.n
+        splits = 1 if plan is None else plan.splits
+        out = torch.empty(splits, m, n, dtype=self.x.dtype, device=self.x.device)
+        for weight in self.weights:
+            if plan is None:
+                torch.mm(self.x, weight.T, out=out[0])
+                self.consume(out[0])
+            elif plan.swiglu:
+                swiglu_gemm(self.x, weight, plan, self.gated)
+            else:
+                split_k_gemm(self.x, weight, plan, out)
+                self.consume(out)
+
+
+def problem(shape: Shape, m: int, weights: Sequence[Tensor]) -> Problem:
+    """Random tensors of `shape` at m rows."""
+    x = _random(m, shape.k)
+    residual, out = _random(m, shape.n), _random(m, shape.n)
+    gated = _random(m, shape.n // 2)
+    weight, bias = _random(shape.n), _random(shape.n)
+    consume: dict[Consumer, Callable[[Tensor], None]] = {
+        "rms_norm": lambda y: add_rms_norm(y, residual, RmsNorm(weight, 1e-6), out),
+        "layer_norm": lambda y: add_layer_norm(y, residual, bias, LayerNorm(weight, bias, 1e-5), out),
+        "silu": lambda y: silu_mul(y, gated),
+        "rope": _rope(m, out),
+    }
+    return Problem(shape, x, weights, consume[shape.consumer], gated)
+
+
+def _rope(m: int, qkv: Tensor) -> Callable[[Tensor], None]:
+    rope = QkRope(16, 8, 128, 1e-6, _random(2, 128), rope_table(128, 1e6, m, "cuda"))
+    positions = torch.arange(m, dtype=torch.int32, device="cuda")
+    return lambda y: qk_norm_rope(y, positions, rope, y if y.dim() == 2 else qkv)
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(shape, device="cuda").mul_(0.05).bfloat16()
+
+
+def candidates(shape: Shape, m: int) -> Iterator[GemmPlan]:
+    """Plans worth a measurement."""
+    heights = (m,) if m < 64 else (64, 128) if m >= 384 else (64,)
+    for block_m, block_n, block_k, splits in product(heights, (32, 64, 128), (64, 128), (1, 2, 4, 8)):
+        plan = _plan(splits, block_m, block_n, block_k, shape.k)
+        if plan.fits(shape.n, shape.k) and _programs(plan, m, shape.n) in PROGRAMS:
+            yield plan
+    if shape.consumer != "silu":
+        return
+    for block_m, block_n, block_k in product(heights, (16, 32, 64, 128), (64, 128)):
+        plan = replace(_plan(1, block_m, block_n, block_k, shape.k), swiglu=True)
+        shared = (block_m + 2 * block_n) * block_k * 2 * plan.stages
+        if _programs(plan, m, shape.n // 2) in PROGRAMS and shared <= SHARED_BYTES:
+            yield plan
+
+
+def _plan(splits: int, block_m: int, block_n: int, block_k: int, k: int) -> GemmPlan:
+    """Stages as deep as the loop is long, up to 4; 8 warps only for tiles of 128 x 128."""
+    stages = min(4, max(2, k // splits // block_k))
+    return GemmPlan(splits, block_m, block_n, block_k, stages, 8 if block_m * block_n >= 128 * 128 else 4)
+
+
+def _programs(plan: GemmPlan, m: int, n: int) -> int:
+    return -(-m // plan.block_m) * (n // plan.block_n) * plan.splits
+
+
+def tune(shape: Shape, rows: Sequence[int], deadline: float) -> Iterator[dict[str, object]]:
+    """Measure every candidate at every number of rows; one line of the table each."""
+    if time.monotonic() > deadline:
+        say(f"{shape.name}: out of time, left to cuBLAS")
+        return
+    weights = [_random(shape.n, shape.k) for _ in range(NUM_WEIGHTS)]
+    problems = {m: problem(shape, m, weights) for m in rows}
+    _compile(problems)
+    for m in rows:
+        if time.monotonic() > deadline:
+            say(f"{shape.name} M={m}: out of time, left to cuBLAS")
+            return
+        yield choose(problems[m])
+
+
+def _compile(problems: dict[int, Problem]) -> None:
+    """All candidates' kernels, in parallel: one after another they would take minutes."""
+    from rose.kernels.jit.compile import compiling
+
+    with compiling(threads=16):
+        for m, one in problems.items():
+            short = replace(one, weights=one.weights[:1])
+            for plan in candidates(one.shape, m):
+                short.enqueue(plan)
+
+
+def choose(one: Problem) -> dict[str, object]:
+    """The table's line for one shape and number of rows. A plan that cannot run is reported and left out."""
+    m, shape = len(one.x), one.shape
+    baseline = graph_us(partial(one.enqueue, None)) / NUM_WEIGHTS
+    best, best_us = None, baseline * (1 - MIN_GAIN)
+    for plan in candidates(shape, m):
+        try:
+            plan_us = graph_us(partial(one.enqueue, plan)) / NUM_WEIGHTS
+        except Exception as error:  # whatever a compiler or a device raises: the others still count
+            say(f"  {plan}: {type(error).__name__}: {str(error)[:200]}")
+            continue
+        if plan_us < best_us:
+            best, best_us = plan, plan_us
+    us = baseline if best is None else best_us
+    say(f"{shape.name:13} M={m:4} cuBLAS {baseline:6.2f} us, best {us:6.2f} us: {best or 'cuBLAS'}")
+    return {
+        "n": shape.n,
+        "k": shape.k,
+        "gated": shape.consumer == "silu",
+        "max_m": m,
+        "plan": None if best is None else asdict(best),
+        "us": round(us, 2),
+        "cublas_us": round(baseline, 2),
+    }
+
+
+def say(line: str) -> None:
+    """A line of progress."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def write(path: Path, lines: Sequence[dict[str, object]]) -> None:
+    """The table, a choice a line, so that differences of two tables can be read."""
+    rows = ",\n  ".join(json.dumps(line) for line in lines)
+    device = json.dumps(torch.cuda.get_device_name())
+    path.write_text(f'{{\n "device": {device},\n "choices": [\n  {rows}\n ]\n}}\n', "utf-8")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(prog="python -m rose.kernels.tune_gemm", description=__doc__)
+    parser.add_argument("--out", type=Path, default=TABLE_PATH, help="the JSON file to write")
+    parser.add_argument("--budget-s", type=float, default=80.0, help="stop measuring after this many seconds")
+    arguments = parser.parse_args(argv)
+    deadline = time.monotonic() + arguments.budget_s
+    lines: list[dict[str, object]] = []
+    for shape in SHAPES:
+        lines += tune(shape, ROWS, deadline)
+        write(arguments.out, lines)
+    say(f"wrote {len(lines)} choices to {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()
