@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 def uses_triton(x: torch.Tensor) -> bool:
     """True for tensors on a GPU where Triton is installed; the plain versions allocate, Triton never does."""
-    return x.is_cuda and _has_triton()
+    return x.is_cuda and has_triton()
 
 
 @functools.cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Whether Triton can be imported."""
     return importlib.util.find_spec("triton") is not None
