@@ -26,7 +26,7 @@ def test_the_client_in_the_readme_is_the_one_that_the_api_tests_run(repo_root: P
     clients = [code for code in blocks(readme, "python") if "msgpack" in code]
     assert clients
     assert clients == blocks((repo_root / "docs" / "api.md").read_text(), "python")
-    assert sum(bool(line.strip()) for line in clients[0].splitlines()) <= 24
+    assert sum(bool(line.strip()) for line in clients[0].splitlines()) <= 20
 
 
 def test_the_commands_in_the_readme_parse(readme: str) -> None:
