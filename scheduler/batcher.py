@@ -27,7 +27,7 @@ from scheduler.sequence import Sequence as JobSequence
 
 _LOG = logging.getLogger(__name__)
 
-_TIMER_GRAIN_S = 0.001  # loops round timers to milliseconds; what is nearer than this is polled once a turn
+_TIMER_GRAIN_S = 0.001  # loops round timers to milliseconds; what is nearer than this is asked every turn
 
 
 @runtime_checkable
@@ -180,7 +180,6 @@ class Batcher:
         """The job's deadline has come: it fails if a part of it still waits."""
         if job.waiting_seqs:
             job.expire()
-            self._queue.drop(job)
 
     def _wake(self) -> None:
         """Something arrived: see to it once this turn's other arrivals are in, or when the timer fires."""
@@ -202,19 +201,12 @@ class Batcher:
                     return  # a half batch runs alone, with all the memory there is
                 wait_s = self._pacer.launch_in_s(self._queue, self._in_flight, self._clock())
                 if wait_s > 0:
-                    self._turn_later(wait_s)
+                    self._turn_timer = self._loop.call_later(max(0.0, wait_s - _TIMER_GRAIN_S), self._turn)
                     return
                 self._launch()
         except Exception as error:
             _LOG.exception("the scheduler failed")
             self._die(f"the scheduler failed: {error!r}")
-
-    def _turn_later(self, wait_s: float) -> None:
-        if wait_s > _TIMER_GRAIN_S:
-            self._turn_timer = self._loop.call_later(wait_s - _TIMER_GRAIN_S, self._turn)
-        else:
-            self._turn_soon = True
-            self._loop.call_soon(self._turn)
 
     def _launch(self) -> None:
         """Give the engine the next batch; after this the queue is shorter, whatever the engine says."""
@@ -308,7 +300,6 @@ class Batcher:
         kind = StepOutOfMemory if isinstance(error, OutOfMemoryError) else StepFailed
         for sequence in sequences:
             sequence.job.fail(kind(str(error)))
-            self._queue.drop(sequence.job)
 
     def _die(self, reason: str) -> None:
         """The engine is gone: everything ends, and nothing is accepted any more."""
@@ -325,7 +316,6 @@ class Batcher:
     def _fail_all(self, error: Callable[[], SchedulerError]) -> None:
         for job in self._jobs:
             job.fail(error())
-            self._queue.drop(job)
 
     def __repr__(self) -> str:
         state = "draining" if self._draining else "running"

@@ -93,7 +93,7 @@ class FakeEngine:
         works); 0.0 finishes inside `step`; None finishes nothing until `finish` is called.
     capture_allowed: as the real engine's; `captures` keeps what it was at each step.
     oom_above_seqs: steps of more sequences end in OutOfMemoryError.
-    batches: every batch that was launched, in order.
+    batches: every batch that was launched, in order. in_flight_at_launch: how many ran or waited before it.
     """
 
     def __init__(
@@ -111,12 +111,17 @@ class FakeEngine:
         self.batches: list[RaggedBatch] = []
         self.closed = False
         self.running: deque[FakeLazyTensor] = deque()
-        self.most_in_flight = 0
+        self.in_flight_at_launch: list[int] = []
         self._dead: str | None = None
         self._launch_errors: deque[Exception] = deque()
         self._outcomes: deque[EngineError | None] = deque()
         self._hangs = 0
         self._free_at = 0.0
+
+    @property
+    def most_in_flight(self) -> int:
+        """The most steps that were launched and not finished at one time."""
+        return 1 + max(self.in_flight_at_launch, default=-1)
 
     @property
     def info(self) -> EngineInfo:
@@ -154,8 +159,8 @@ class FakeEngine:
         lazy = FakeLazyTensor(batch)
         self.batches.append(batch)
         self.captures.append(self.capture_allowed)
+        self.in_flight_at_launch.append(len(self.running))
         self.running.append(lazy)
-        self.most_in_flight = max(self.most_in_flight, len(self.running))
         if self._hangs:
             self._hangs -= 1
         elif self._service_s is not None:

@@ -159,6 +159,7 @@ def test_halves_run_alone_and_before_what_came_later() -> None:
             assert await outcomes(*calls) == ["result"] * 9
             order = [[int(batch.input_ids[at]) for at in batch.cu_seqlens[:-1]] for batch in engine.batches]
             assert order == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1], [2, 3], [4, 5], [6, 7], [8]]
+            assert engine.in_flight_at_launch == [0, 1, 0, 0, 0, 0, 1]
 
     run_virtual(scenario())
 
@@ -197,13 +198,16 @@ def test_death_at_launch_ends_what_is_in_flight_too() -> None:
     async def scenario() -> None:
         engine = FakeEngine(service_s=None)
         reasons: list[str] = []
-        async with batching(engine, on_dead=reasons.append) as batcher:
+        async with batching(engine, on_dead=reasons.append, step_timeout_s=5.0) as batcher:
             first = call(batcher, 8)
             await turns()
             engine.raise_next(EngineDeadError("gone"))
             second = call(batcher, 8)
             assert await outcomes(first, second) == [EngineDead, EngineDead]
             assert reasons == ["gone"]
+            await asyncio.sleep(10.0)  # the watchdog has no second death to tell of
+            assert reasons == ["gone"]
+            assert "scheduler-collector" not in {task.get_name() for task in asyncio.all_tasks()}
             engine.finish()  # too late, and to nobody
             await turns()
 
@@ -295,6 +299,21 @@ def test_cancellation_in_each_phase(phase: str) -> None:
             metrics = batcher.metrics
             assert (metrics.cancelled, metrics.completed) == (1, len(blockers) + 1)
             assert (metrics.waiting_seqs, metrics.running_batches) == (0, 0)
+
+    run_virtual(scenario())
+
+
+def test_a_call_that_is_closed_instead_of_cancelled_is_dropped_too() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        async with batching(engine) as batcher:
+            abandoned = batcher.run([sequence(8)])
+            abandoned.send(None)
+            assert batcher.metrics.waiting_seqs == 1
+            abandoned.close()
+            assert batcher.metrics.waiting_seqs == 0
+            await turns()
+            assert engine.batches == []
 
     run_virtual(scenario())
 

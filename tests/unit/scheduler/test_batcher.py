@@ -298,6 +298,35 @@ def test_metrics_add_up() -> None:
     run_virtual(scenario())
 
 
+def test_nothing_of_a_job_is_left_when_it_has_ended() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine(service_s=STEP_S)
+        async with batching(engine) as batcher:
+            calls = [asyncio.create_task(batcher.run([sequence(8)], deadline_s=3600.0)) for _ in range(100)]
+            await turns(1)
+            for call in calls[:50]:
+                call.cancel()
+            await asyncio.wait(calls)
+            assert not batcher._jobs
+            timers = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
+            assert sum(not timer.cancelled() for timer in timers) <= 1  # the watchdog's
+
+    run_virtual(scenario())
+
+
+def test_a_step_that_ended_unseen_behind_another_teaches_nothing() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine(service_s=None)
+        async with batching(engine, min_budget_tokens=8, max_budget_tokens=8) as batcher:
+            calls = [asyncio.create_task(batcher.run([sequence(8)])) for _ in range(2)]
+            await asyncio.sleep(STEP_S)
+            engine.finish(2)  # the loop stood still, so both are found done together
+            await asyncio.gather(*calls)
+            assert batcher.metrics.tokens_per_s == pytest.approx(8 / STEP_S, rel=0.02)
+
+    run_virtual(scenario())
+
+
 def test_polling_the_end_of_a_step_takes_at_most_the_timers_grain() -> None:
     """While something waits for a long step, the loop sleeps; it is not turned all the time."""
 
