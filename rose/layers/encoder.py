@@ -49,7 +49,13 @@ class EncoderBuffers:
         return cls(*(torch.zeros(max_tokens, width, dtype=dtype, device=device) for width in widths))
 
     def rows(self, num_tokens: int) -> EncoderBuffers:
-        """Views of the first `num_tokens` rows."""
+        """Views of the first `num_tokens` rows.
+
+        Raises:
+            ValueError: there are fewer.
+        """
+        if self.hidden is not None and num_tokens > len(self.hidden):
+            raise ValueError(f"batch has {num_tokens} tokens; the buffers hold {len(self.hidden)}")
         whole = (getattr(self, field.name) for field in fields(self))
         return EncoderBuffers(*(tensor if tensor is None else tensor[:num_tokens] for tensor in whole))
 
