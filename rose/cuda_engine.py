@@ -13,7 +13,8 @@ from cuda_utils.pinned import CudaHostAllocator
 from cuda_utils.stream import CudaStream, select_device
 from rose.buckets import sequence_bucket, token_bucket
 from rose.cuda_forward import CudaForward
-from rose.graph_engine import DeviceNouns, GraphEngine
+from rose.graph_device import DeviceNouns
+from rose.graph_engine import GraphEngine
 from rose.staging import StagingLayout
 
 if TYPE_CHECKING:

@@ -10,92 +10,32 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import replace
 
 import numpy as np
 
 from cuda_utils.errors import DeviceError
 from cuda_utils.event import Event
 from cuda_utils.lazy_tensor import LazyTensor
-from cuda_utils.memcpy import Memcpy
-from cuda_utils.pinned import HostAllocator, PinnedPool, PinnedSlot
+from cuda_utils.pinned import PinnedPool, PinnedSlot
 from rose.batch import BatchResult, EngineInfo, RaggedBatch
 from rose.buckets import sequence_bucket, sequence_buckets, token_bucket
 from rose.engine_options import EngineOptions
 from rose.errors import EngineDeadError, EngineError, StepError
-from rose.graph_runner import Execution, GraphDevice, GraphKey, GraphLimits, GraphRunner
+from rose.graph_device import DeviceNouns, Forward
+from rose.graph_runner import Execution, GraphKey, GraphLimits, GraphRunner
 from rose.inflection import inflection_point
 from rose.limits import StepLimits
-from rose.staging import StagingLayout, StagingRing, StagingSlot
+from rose.staging import StagingRing, StagingSlot
 from rose.step_errors import as_engine_error, refuse_non_finite
 from rose.step_time import StepTimes
-from rose.warmup import Warmup
+from rose.warmup import Warmup, synthetic_batch
 
 log = logging.getLogger(__name__)
 
 # Run once at start whatever is captured, so that no request waits for a compiler of the commonest kernels.
 _WARM_TOKENS = (16, 64, 256)
 _PAGE_BYTES = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceNouns:
-    """One stream and what belongs to it.
-
-    new_event: makes one on the stream. synchronize: waits for the stream.
-    bind_thread: makes the calling thread the one that launches, where the device keeps state by thread.
-    """
-
-    memcpy: Memcpy
-    allocator: HostAllocator
-    new_event: Callable[[], Event]
-    synchronize: Callable[[], None]
-    bind_thread: Callable[[], None]
-
-
-class Forward(GraphDevice[StagingSlot], Protocol):
-    """A model between a static input and a static output buffer on the device."""
-
-    @property
-    def layout(self) -> StagingLayout:
-        """Of the input buffer."""
-        ...
-
-    @property
-    def input_ptr(self) -> int:
-        """Device address of the input buffer."""
-        ...
-
-    @property
-    def output_ptr(self) -> int:
-        """Device address of [vectors f32[S, D] | int8 i8[S, D] if the model has it]."""
-        ...
-
-    @property
-    def launches(self) -> int:
-        """Forwards enqueued so far."""
-        ...
-
-    def output_bytes(self, num_seqs: int) -> int:
-        """Bytes of the output of `num_seqs` sequences."""
-        ...
-
-    def key_of(self, num_tokens: int, num_seqs: int) -> GraphKey:
-        """The shape of these buckets, with the backend chosen for it. Cheap."""
-        ...
-
-    def plan(self, key: GraphKey, work: StagingSlot) -> None:
-        """Do the host's part of attention for what is staged in `work`."""
-        ...
-
-    def destroy_retired(self, done_launches: int) -> None:
-        """Free given-up graphs whose last launch was among the first `done_launches`."""
-        ...
-
-    def memory(self) -> Mapping[str, int]:
-        """Device memory in bytes, by kind."""
-        ...
 
 
 class GraphEngine:
@@ -116,6 +56,7 @@ class GraphEngine:
         self._limits = limits
         self._options = options
         self._dead: str | None = None
+        self._dirty = False
         self._steps = self._failed = self._tokens = self._padded = self._seqs = 0
         self._times: StepTimes[GraphKey] = StepTimes()
         self._bind_thread()
@@ -185,6 +126,8 @@ class GraphEngine:
         self._dead = "the engine is closed"
 
     def _launch(self, batch: RaggedBatch, longest: int) -> LazyTensor[BatchResult]:
+        if self._dirty:
+            self._overwrite_activations()
         key = self._forward.key_of(token_bucket(batch.num_tokens), sequence_bucket(batch.num_seqs))
         slot = self._ring.free()
         self._forward.destroy_retired(self._forward.launches - len(self._ring) + 1)
@@ -210,6 +153,30 @@ class GraphEngine:
         self._nouns.memcpy.host_to_device(self._forward.input_ptr, slot.ptr, nbytes)
         self._forward.plan(key, slot)
 
+    def _overwrite_activations(self) -> None:
+        """Run a batch without padding over every row that steps use, after one that gave NaN.
+
+        Attention leaves padded rows as they were and may read them with weight zero. As 0 * NaN is NaN, what
+        one batch left there would fail later ones that had nothing to do with it.
+        """
+        info, layout = self._info, self._forward.layout
+        num_seqs = min(layout.max_seqs, info.max_batch_seqs)
+        num_tokens = min(layout.max_tokens, num_seqs * info.max_model_len)
+        batch = synthetic_batch(replace(info, max_batch_tokens=num_tokens), num_tokens, num_seqs)
+        key = self._forward.key_of(token_bucket(num_tokens), sequence_bucket(num_seqs))
+        key = key._replace(num_tokens=num_tokens)
+        slot = self._ring.free()
+        step = _Step(self._finished, key, batch.num_seqs)
+        event = self._events[slot.index]
+        try:
+            self._stage(slot, batch, key, int(np.diff(batch.cu_seqlens).max()))
+            self._forward.run(key, slot)
+            event.record()
+        except Exception as error:
+            raise self._launch_failed(error, event, step) from error
+        self._ring.launched(LazyTensor(event, step.discard))
+        self._dirty = False
+
     def _launch_failed(self, error: Exception, event: Event, step: _Step) -> EngineError:
         """The error to raise. What was enqueued before it may still use the slots: they count as launched."""
         raised = as_engine_error(error)
@@ -232,6 +199,7 @@ class GraphEngine:
         try:
             refuse_non_finite(vectors)
         except StepError as refused:
+            self._dirty = True
             raise self._failure(refused) from None
         if not self._info.has_int8:
             return BatchResult(vectors)
@@ -301,5 +269,5 @@ class _Step:
         return self._finish(self, error)
 
     def discard(self, error: DeviceError | None) -> BatchResult:
-        """Of a launch that failed half-way: keeps the slots until the device is past them."""
-        raise StepError("the step was not launched") from error
+        """Of work that nobody awaits: keeps the slots until the device is past them."""
+        raise StepError("this work has no result") from error

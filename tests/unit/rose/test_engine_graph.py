@@ -26,7 +26,8 @@ from rose.batch import EngineInfo, Float32, RaggedBatch
 from rose.buckets import sequence_bucket, token_bucket
 from rose.engine_options import EngineOptions
 from rose.errors import EngineDeadError, OutOfMemoryError, StepError
-from rose.graph_engine import DeviceNouns, GraphEngine
+from rose.graph_device import DeviceNouns
+from rose.graph_engine import GraphEngine
 from rose.graph_runner import CaptureError, GraphKey
 from rose.limits import StepLimits
 from rose.staging import StagingLayout, StagingSlot
@@ -62,6 +63,7 @@ class Simulation:
         self.plans: list[tuple[int, list[int]]] = []
         self.fails: dict[str, Exception] = {}
         self.poison = 0.0
+        self.dirty = False
         self.bound: list[int] = []
         self.nouns = DeviceNouns(
             memcpy=self,
@@ -134,7 +136,12 @@ class Simulation:
         for row, (start, end) in enumerate(pairwise(offsets)):
             if end > start:
                 rows[row] = ids[start:end].sum(), end - start, ids[start], types[start:end].sum()
+        if len(ids) == offsets[-1] == 512:
+            self.dirty = False  # every row was overwritten
         rows += self.poison
+        self.dirty = self.dirty or self.poison != 0.0
+        if self.dirty:
+            rows[:] = np.nan  # as 0 * NaN of padded rows is
         vector_bytes = rows.nbytes
         self.output[:vector_bytes] = np.frombuffer(rows.tobytes(), np.uint8)
         if self.info.has_int8:
@@ -347,11 +354,15 @@ def test_a_step_that_never_ends_kills_the_engine(simulation: Simulation) -> None
 
 
 def test_nan_fails_its_step_only(simulation: Simulation, engine: GraphEngine) -> None:
+    simulation.eager.clear()
     simulation.poison = float("nan")
     with pytest.raises(StepError, match="NaN"):
         engine.step(batch_of([1])).result()
     simulation.poison = 0.0
-    check(batch_of([1]), engine.step(batch_of([1])))
+    for _ in range(5):
+        check(batch_of([1]), engine.step(batch_of([1])))
+    assert engine.stats()["failed_steps"] == 1
+    assert sum(key.num_tokens == 512 for key in simulation.eager) == 1
 
 
 def test_shapes_are_captured_on_their_second_hit_and_counted(

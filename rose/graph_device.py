@@ -1,0 +1,72 @@
+"""What a GraphEngine needs of a device and of a model on it. Knows neither CUDA nor torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from cuda_utils.event import Event
+from cuda_utils.memcpy import Memcpy
+from cuda_utils.pinned import HostAllocator
+from rose.graph_runner import GraphDevice, GraphKey
+from rose.staging import StagingLayout, StagingSlot
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNouns:
+    """One stream and what belongs to it.
+
+    new_event: makes one on the stream. synchronize: waits for the stream.
+    bind_thread: makes the calling thread the one that launches, where the device keeps state by thread.
+    """
+
+    memcpy: Memcpy
+    allocator: HostAllocator
+    new_event: Callable[[], Event]
+    synchronize: Callable[[], None]
+    bind_thread: Callable[[], None]
+
+
+class Forward(GraphDevice[StagingSlot], Protocol):
+    """A model between a static input and a static output buffer on the device."""
+
+    @property
+    def layout(self) -> StagingLayout:
+        """Of the input buffer."""
+        ...
+
+    @property
+    def input_ptr(self) -> int:
+        """Device address of the input buffer."""
+        ...
+
+    @property
+    def output_ptr(self) -> int:
+        """Device address of [vectors f32[S, D] | int8 i8[S, D] if the model has it]."""
+        ...
+
+    @property
+    def launches(self) -> int:
+        """Forwards enqueued so far."""
+        ...
+
+    def output_bytes(self, num_seqs: int) -> int:
+        """Bytes of the output of `num_seqs` sequences."""
+        ...
+
+    def key_of(self, num_tokens: int, num_seqs: int) -> GraphKey:
+        """The shape of these buckets, with the backend chosen for it. Cheap."""
+        ...
+
+    def plan(self, key: GraphKey, work: StagingSlot) -> None:
+        """Do the host's part of attention for what is staged in `work`."""
+        ...
+
+    def destroy_retired(self, done_launches: int) -> None:
+        """Free given-up graphs whose last launch was among the first `done_launches`."""
+        ...
+
+    def memory(self) -> Mapping[str, int]:
+        """Device memory in bytes, by kind."""
+        ...
