@@ -1,6 +1,6 @@
 """GPU time of every fused kernel and of whole forwards at pplx-embed-0.6b's shapes, inside CUDA graphs.
 
-    python3 docs/benchmarks/kernels.py --out DIR [--only kernels|forward]
+    python3 docs/benchmarks/kernels.py --out DIR [--only kernels|forward|passes]
 
 Writes DIR/kernels.json and prints the same as tables. A part that fails prints its error; the others go on.
 A kernel's time is the mean of 28 calls in one graph on the same tensors: as in a forward, small batches find
@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from rose.config import load_config
 from rose.device_batch import DeviceBatch, Outputs
 from rose.kernels import activation, embedding, norm, pooling, rope
 from rose.kernels.timing import graph_us
+from rose.layers import workspace
 from rose.layers.decoder import DecoderLayer
 from rose.models.qwen3 import Qwen3Model
 from rose.weights import DummyWeights
@@ -134,44 +135,64 @@ def batch_of(num_seqs: int, length: int, attention: AttentionBackend) -> DeviceB
 
 
 def products(model: Qwen3Model, tokens: int) -> None:
-    """The four products of every layer, nothing else (SwiGLU where a fused plan is chosen)."""
+    """The four products of every layer, nothing else (but SwiGLU, where a fused plan is chosen)."""
     buffers = model._workspace.rows(tokens)
+    parts = [buffers.rows(start, stop) for start, stop in workspace.passes(tokens)]
     layers: list[DecoderLayer] = model._layers
     for layer in layers:
-        layer.qkv(buffers.hidden, buffers.qkv, buffers.partials)
-        layer.output(buffers.context, buffers.hidden, buffers.partials)
-        layer.gate_up._projection(buffers.hidden, buffers.gate_up, buffers.partials)
-        layer.down(buffers.gated, buffers.hidden, buffers.partials)
+        for rows in parts:
+            wide = rows.wide[: 2 * len(rows.hidden) * INNER].view(-1, 2 * INNER)
+            narrow = rows.narrow[: len(rows.hidden) * INNER].view(-1, INNER)
+            layer.qkv(rows.hidden, rows.qkv, rows.partials)
+            layer.output(rows.context, rows.hidden, rows.partials)
+            layer.gate_up._projection(rows.hidden, wide, rows.partials)
+            layer.down(narrow, rows.hidden, rows.partials)
 
 
 def time_forwards() -> Iterator[dict[str, object]]:
-    """A row a batch and attention backend: the whole forward, without attention, and the products alone."""
+    """A row a batch: whole forwards with each attention backend, without attention, and products alone."""
     config = load_config(PRESET)
-    model = Qwen3Model(config, DummyWeights(0, "cuda"), torch.bfloat16, torch.device("cuda"), max(TOKENS))
+    longest = max(num_seqs * length for num_seqs, length in BATCHES)
+    model = Qwen3Model(config, DummyWeights(0, "cuda"), torch.bfloat16, torch.device("cuda"), longest)
     backends = load_backends(model.attention_spec, compile_missing=False)
     print(f"attention backends: {', '.join(backends)}; {model._workspace}")
     for num_seqs, length in BATCHES:
-        tokens = num_seqs * length
-        vectors = torch.zeros(num_seqs, HIDDEN, device="cuda")
-        outputs = Outputs(vectors, torch.zeros_like(vectors, dtype=torch.int8))
-        bare = batch_of(num_seqs, length, NoAttention())
-        replays = 3 if tokens > 8192 else 10
-        row: dict[str, object] = {"batch": f"{num_seqs}x{length}"}
-        row["products_us"] = graph_us(lambda tokens=tokens: products(model, tokens), replays)
-        row["without_attention_us"] = graph_us(lambda: model.forward(bare, outputs), replays)  # noqa: B023
-        for name, backend in backends.items():
-            try:
-                batch = batch_of(num_seqs, length, backend)
-                row[f"{name}_us"] = graph_us(lambda: model.forward(batch, outputs), replays)  # noqa: B023
-            except Exception as error:
-                print(f"{row['batch']} {name}: {type(error).__name__}: {str(error)[:200]}")
-        print(
-            "  ".join(
-                f"{key} {value:.1f}" if isinstance(value, float) else str(value) for key, value in row.items()
-            ),
-            flush=True,
-        )
+        row = time_forward(model, backends, num_seqs, length)
+        print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
         yield row
+
+
+def time_forward(
+    model: Qwen3Model, backends: Mapping[str, AttentionBackend], num_seqs: int, length: int
+) -> dict[str, object]:
+    """Microseconds of one batch, whole and in parts."""
+    tokens = num_seqs * length
+    vectors = torch.zeros(num_seqs, HIDDEN, device="cuda")
+    outputs = Outputs(vectors, torch.zeros_like(vectors, dtype=torch.int8))
+    replays = 3 if tokens > 8192 else 10
+    row: dict[str, object] = {"batch": f"{num_seqs}x{length}"}
+    row["products_us"] = round(graph_us(lambda: products(model, tokens), replays), 1)
+    for name, backend in {"without_attention": NoAttention(), **backends}.items():
+        try:
+            batch = batch_of(num_seqs, length, backend)
+            row[f"{name}_us"] = round(graph_us(lambda: model.forward(batch, outputs), replays), 1)  # noqa: B023
+        except Exception as error:
+            print(f"{row['batch']} {name}: {type(error).__name__}: {str(error)[:200]}")
+    return row
+
+
+def time_passes() -> Iterator[dict[str, object]]:
+    """Large batches with other lengths of a pass, attention left out."""
+    config = load_config(PRESET)
+    for pass_rows in (1024, 2048, 3072, 4096, 8192, 65536):
+        workspace.PASS_ROWS = pass_rows
+        model = Qwen3Model(config, DummyWeights(0, "cuda"), torch.bfloat16, torch.device("cuda"), 51200)
+        for num_seqs in (8, 16, 32, 100):
+            row = {"pass_rows": pass_rows, **time_forward(model, {}, num_seqs, 512)}
+            print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+            yield row
+        del model
+        torch.cuda.empty_cache()
 
 
 def collected(rows: Iterator[dict[str, object]]) -> list[dict[str, object]]:
@@ -190,9 +211,9 @@ def main() -> None:
     """Run the parts asked for and write what they found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for kernels.json")
-    parser.add_argument("--only", choices=("kernels", "forward"))
+    parser.add_argument("--only", choices=("kernels", "forward", "passes"))
     arguments = parser.parse_args()
-    parts = {"kernels": time_kernels, "forward": time_forwards}
+    parts = {"kernels": time_kernels, "forward": time_forwards, "passes": time_passes}
     names = [arguments.only] if arguments.only else list(parts)
     result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     result |= {name: collected(parts[name]()) for name in names}

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 TABLE_PATH = Path(__file__).with_name("gemm_h200.json")
 # The table was measured on Hopper; elsewhere cuBLAS is right for every shape.
 TABLE_CAPABILITY = (9, 0)
+# No plans beyond: cuBLAS fills the GPU there, and a batch in several passes counts on whole products.
+MAX_ROWS = 1024
 
 # (n, k, gated) of a weight [n, k]; gated: its rows are a gate over an up projection, for SwiGLU.
 WeightKey = tuple[int, int, bool]
@@ -99,7 +101,7 @@ def read_table(path: Path) -> dict[WeightKey, list[GemmChoice]]:
     """Read what tune_gemm wrote.
 
     Raises:
-        ValueError: a plan does not fit its shape.
+        ValueError: a plan does not fit its shape, or is for more than MAX_ROWS rows.
     """
     table: dict[WeightKey, list[GemmChoice]] = {}
     for row in json.loads(path.read_text("utf-8"))["choices"]:
@@ -107,6 +109,8 @@ def read_table(path: Path) -> dict[WeightKey, list[GemmChoice]]:
         plan = GemmPlan(**row["plan"]) if row["plan"] else None
         if plan is not None and not plan.fits(n, k):
             raise ValueError(f"{path}: {plan} does not fit n={n}, k={k}")
+        if row["max_m"] > MAX_ROWS:
+            raise ValueError(f"{path}: max_m is {row['max_m']}; plans end at {MAX_ROWS} rows")
         table.setdefault((n, k, row["gated"]), []).append(GemmChoice(row["max_m"], plan))
     for choices in table.values():
         choices.sort(key=lambda choice: choice.max_m)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 class DecoderLayer:
     """Pre-norm attention and SwiGLU. On a GPU: 4 products, 4 fused kernels and attention.
 
+    Called in three steps, `project`, `attend` and `mix`, of which only the second needs all rows at once.
     input_norm is applied by whoever fills buffers.hidden: it is fused with what comes before this layer.
     """
 
@@ -39,27 +40,29 @@ class DecoderLayer:
     gate_up: GatedProjection
     down: Projection
 
-    def __call__(self, batch: DeviceBatch, buffers: DecoderBuffers) -> Tensor:
-        """What is still to be added to buffers.residual: [T, H], or split-K partial sums [K, T, H].
+    def project(self, rows: DecoderBuffers) -> None:
+        """rows.hidden = input_norm(residual) to rows.qkv, normed and rotated."""
+        packed = self.qkv(rows.hidden, rows.qkv, rows.partials)
+        qk_norm_rope(packed, rows.positions, self.rope, rows.qkv)
 
-        Reads buffers.hidden = input_norm(residual) and adds the attention's part to the residual itself. The
-        result may lie in buffers.hidden or buffers.partials: use it before the next product.
-        """
-        mixed = self._attend(batch, buffers)
-        add_rms_norm(mixed, buffers.residual, self.mlp_norm, buffers.hidden)
-        self.gate_up(buffers.hidden, buffers.gate_up, buffers.partials, buffers.gated)
-        return self.down(buffers.gated, buffers.hidden, buffers.partials)
-
-    def _attend(self, batch: DeviceBatch, buffers: DecoderBuffers) -> Tensor:
+    def attend(self, batch: DeviceBatch, buffers: DecoderBuffers) -> None:
+        """buffers.qkv of all rows to buffers.context; padded rows may keep what they held."""
         rope, num_tokens = self.rope, batch.num_tokens
-        packed = self.qkv(buffers.hidden, buffers.qkv, buffers.partials)
-        qkv = packed if packed.dim() == 2 else buffers.qkv
-        qk_norm_rope(packed, buffers.positions, rope, qkv)
-        heads = qkv.view(num_tokens, -1, rope.head_dim)
+        heads = buffers.qkv.view(num_tokens, -1, rope.head_dim)
         q, k, v = torch.split(heads, [rope.num_heads, rope.num_kv_heads, rope.num_kv_heads], dim=1)
         context = buffers.context.view(num_tokens, rope.num_heads, rope.head_dim)
         batch.attention.forward(q, k, v, context, batch.cu_seqlens, batch.max_seqlen)
-        return self.output(buffers.context, buffers.hidden, buffers.partials)
+
+    def mix(self, rows: DecoderBuffers) -> Tensor:
+        """rows.context through the rest of the layer.
+
+        Adds the attention's part to rows.residual and returns what is still to be added: rows.hidden, or split-K
+        partial sums [K, T, H] in rows.partials. Use it before the next product.
+        """
+        mixed = self.output(rows.context, rows.hidden, rows.partials)
+        add_rms_norm(mixed, rows.residual, self.mlp_norm, rows.hidden)
+        gated = self.gate_up(rows.hidden, rows.wide, rows.narrow, rows.partials)
+        return self.down(gated, rows.hidden, rows.partials)
 
 
 def weight_keys(config: ModelConfig) -> tuple[WeightKey, ...]:

@@ -23,12 +23,12 @@ class Projection:
         self._weight = weight if uses_table(weight) else None
 
     def __call__(self, x: Tensor, out: Tensor, partials: Tensor) -> Tensor:
-        """[T, N], or partial sums [K, T, N], of x [T, K].
+        """The product of x [T, K]: out [T, N], filled, or the partial sums of it [K, T, N] in partials.
 
-        out: [T, N] and partials (flat): where a GPU may write the result. On a CPU it is a new tensor.
+        partials: flat, room for any split-K plan of this weight.
         """
         if self._weight is None:
-            return self._linear(x, out if out.is_cuda else None)
+            return self._linear(x, out)
         num_tokens, (n, k) = len(x), self._weight.shape
         plan = gemm_plan(num_tokens, n, k, self._gated)
         if plan is None:
@@ -43,14 +43,18 @@ class GatedProjection:
 
     def __init__(self, weight: Tensor) -> None:
         self._projection = Projection(weight, gated=True)
+        self._inner = len(weight) // 2
         self._weight = weight if uses_table(weight) else None
 
-    def __call__(self, x: Tensor, gate_up: Tensor, partials: Tensor, out: Tensor) -> None:
-        """Write out [T, I]; gate_up [T, 2I] and partials (flat) are scratch."""
+    def __call__(self, x: Tensor, wide: Tensor, narrow: Tensor, partials: Tensor) -> Tensor:
+        """[T, I] of x [T, K], in `narrow`; wide (of 2 T I elements), narrow and partials are flat."""
+        num_tokens, inner = len(x), self._inner
+        out = narrow[: num_tokens * inner].view(num_tokens, inner)
         if self._weight is not None:
-            n, k = self._weight.shape
-            plan = gemm_plan(len(x), n, k, gated=True)
+            plan = gemm_plan(num_tokens, 2 * inner, x.shape[1], gated=True)
             if plan is not None and plan.swiglu:
                 swiglu_gemm(x, self._weight, plan, out)
-                return
+                return out
+        gate_up = wide[: 2 * num_tokens * inner].view(num_tokens, 2 * inner)
         silu_mul(self._projection(x, gate_up, partials), out)
+        return out

@@ -15,14 +15,16 @@ from rose.kernels.pooling import LastHidden, norm_gather_rows, norm_mean_pool, p
 from rose.kernels.rope import rope_table
 from rose.layers.compile_ahead import compile_ahead
 from rose.layers.decoder import DecoderReader, weight_keys
-from rose.layers.workspace import Workspace
+from rose.layers.workspace import Workspace, passes
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from rose.config import ModelConfig
     from rose.device_batch import DeviceBatch, Outputs
     from rose.kernels.pooling import Which
+    from rose.layers.workspace import DecoderBuffers
     from rose.weights import WeightSource
 
 
@@ -63,12 +65,22 @@ class Qwen3Model:
         """Write the pooled vectors of `batch`, a row a sequence, to `outputs`."""
         buffers = self._workspace.rows(batch.num_tokens)
         embedded = EmbeddedTokens(buffers.residual, buffers.hidden, buffers.positions)
-        first, *others = self._layers
+        first = self._layers[0]
         embed_tokens(batch.input_ids, batch.cu_seqlens, self._table, first.input_norm, embedded)
-        x = first(batch, buffers)
-        for layer in others:
-            add_rms_norm(x, buffers.residual, layer.input_norm, buffers.hidden)
-            x = layer(batch, buffers)
+        parts = [buffers.rows(start, stop) for start, stop in passes(batch.num_tokens)]
+        for rows in parts:
+            first.project(rows)
+        for layer, following in zip(self._layers, [*self._layers[1:], None], strict=True):
+            layer.attend(batch, buffers)
+            for rows in parts:
+                x = layer.mix(rows)
+                if following is not None:
+                    add_rms_norm(x, rows.residual, following.input_norm, rows.hidden)
+                    following.project(rows)
+        # Passes of more than one are too long for split-K: together their results are buffers.hidden.
+        self._pool(x if len(parts) == 1 else buffers.hidden, batch, buffers, outputs)
+
+    def _pool(self, x: Tensor, batch: DeviceBatch, buffers: DecoderBuffers, outputs: Outputs) -> None:
         last = LastHidden(x, buffers.residual, self._norm)
         if self.config.pooling == "mean":
             norm_mean_pool(last, batch.cu_seqlens, outputs, self._scratch)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rose.kernels.rope import QkRope
 
 # Heads a program: few while programs are scarce (128 tokens give 384), more when starting them costs.
-_FEW_ROWS, _MANY_ROWS, _MANY_TOKENS = 8, 16, 4096
+_FEW_ROWS, _MANY_ROWS, _MANY_TOKENS = 8, 16, 2048
 
 
 @kernel("positions_ptr", "num_tokens")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from rose.batch import RaggedBatch
 from rose.config import ModelConfig
 from rose.device_batch import DeviceBatch, Outputs
 from rose.errors import ModelLoadError
+from rose.kernels.gemm import MAX_ROWS
+from rose.layers import workspace
 from rose.models.qwen3 import Qwen3Model
 from rose.reference import reference_vectors
 from rose.weights import MappedWeights
@@ -141,6 +144,28 @@ def test_alone_as_packed(state, lengths, seed):
     packed = _run(model, sequences).vectors
     alone = torch.cat([_run(model, [sequence]).vectors for sequence in sequences])
     torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("config", [CONFIG, CAUSAL], ids=["mean", "last"])
+def test_long_batches_in_passes(config, state, monkeypatch):
+    """Cut into passes, sequences and all, a batch gives what it gives in one."""
+    sequences = _sequences([60, 1, 64, 64, 60])
+    whole = _run(_model(config, state), sequences).vectors
+    monkeypatch.setattr(workspace, "PASS_ROWS", 128)
+    assert len(workspace.passes(249)) == 2
+    torch.testing.assert_close(_run(_model(config, state), sequences).vectors, whole, rtol=1e-4, atol=1e-5)
+
+
+@given(st.integers(1, 400_000))
+def test_passes_cover_all_rows_and_none_is_short(num_tokens):
+    parts = workspace.passes(num_tokens)
+    assert parts[0][0] == 0 and parts[-1][1] == num_tokens
+    assert all(stop == start for (_, stop), (start, _) in pairwise(parts))
+    lengths = [stop - start for start, stop in parts]
+    assert max(lengths) <= workspace.PASS_ROWS
+    if len(parts) > 1:
+        assert min(lengths) > MAX_ROWS
+        assert all(start % 128 == 0 for start, _ in parts)
 
 
 def test_prefix_of_a_causal_sequence_gives_the_prefix(state):
