@@ -4,8 +4,8 @@
 
 Weights are random, shapes are the model's. "step" is the time that Engine.step takes on the loop's thread
 when the shape's graph is there. "wake" is the time from before step() until the result is in hand, by several
-ways of waiting on a uvloop loop, over that of a blocking synchronize. "gpu" is the device's time a step, copies
-included, from CUDA events around steps launched back to back.
+ways of waiting on a uvloop loop, over that of a blocking synchronize. "gpu" is the device's time a step,
+copies included, from CUDA events around steps launched back to back.
 """
 
 from __future__ import annotations
