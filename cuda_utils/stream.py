@@ -55,6 +55,11 @@ class CpuStream:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    @property
+    def broken(self) -> str | None:
+        """Why nothing more can be launched, or None."""
+        return "the stream is closed" if self._closed else None if self._error is None else str(self._error)
+
     def launch(self, work: Callable[[], None]) -> None:
         """Queue `work`.
 

@@ -71,6 +71,7 @@ class CpuEngine:
             "tokens": self._tokens,
             "padded_tokens": 0,
             "sequences": self._seqs,
+            "dead": self._stream.broken,
         }
 
     def close(self) -> None:

@@ -180,6 +180,7 @@ def test_a_failing_step_fails_alone(raised: Exception, expected: type[Exception]
         bad.result()
     assert good.result().vectors[0, 0] == 7
     assert engine.stats()["failed_steps"] == 1
+    assert engine.stats()["dead"] is None
     engine.close()
 
 
@@ -206,6 +207,7 @@ async def test_a_worker_that_dies_kills_the_engine_but_leaves_no_one_waiting() -
             await asyncio.wait_for(lazy, 10)
     with pytest.raises(EngineDeadError):
         engine.step(batch_of([1]))
+    assert "SystemExit" in str(engine.stats()["dead"])
     engine.close()
 
 
