@@ -1,6 +1,6 @@
 """GPU time of every fused kernel and of whole forwards at pplx-embed-0.6b's shapes, inside CUDA graphs.
 
-    python3 docs/benchmarks/kernels.py --out DIR [--only kernels|forward|passes]
+    python3 docs/benchmarks/kernels.py --out DIR [--only kernels|forward|passes|programmatic]
 
 Writes DIR/kernels.json and prints the same as tables. A part that fails prints its error; the others go on.
 A kernel's time is the mean of 28 calls in one graph on the same tensors: as in a forward, small batches find
@@ -195,6 +195,17 @@ def time_passes() -> Iterator[dict[str, object]]:
         torch.cuda.empty_cache()
 
 
+def time_programmatic() -> Iterator[dict[str, object]]:
+    """The forwards again, with kernels brought up while the one before still runs."""
+    from rose.kernels.jit.compile import programmatic
+
+    token = programmatic.set(True)
+    try:
+        yield from time_forwards()
+    finally:
+        programmatic.reset(token)
+
+
 def collected(rows: Iterator[dict[str, object]]) -> list[dict[str, object]]:
     """All rows up to the first failure, whose traceback is printed."""
     found: list[dict[str, object]] = []
@@ -211,9 +222,14 @@ def main() -> None:
     """Run the parts asked for and write what they found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for kernels.json")
-    parser.add_argument("--only", choices=("kernels", "forward", "passes"))
+    parser.add_argument("--only", choices=("kernels", "forward", "passes", "programmatic"))
     arguments = parser.parse_args()
-    parts = {"kernels": time_kernels, "forward": time_forwards, "passes": time_passes}
+    parts = {
+        "kernels": time_kernels,
+        "forward": time_forwards,
+        "passes": time_passes,
+        "programmatic": time_programmatic,
+    }
     names = [arguments.only] if arguments.only else list(parts)
     result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     result |= {name: collected(parts[name]()) for name in names}

@@ -56,8 +56,8 @@ class DecoderLayer:
     def mix(self, rows: DecoderBuffers) -> Tensor:
         """rows.context through the rest of the layer.
 
-        Adds the attention's part to rows.residual and returns what is still to be added: rows.hidden, or split-K
-        partial sums [K, T, H] in rows.partials. Use it before the next product.
+        Adds the attention's part to rows.residual and returns what is still to be added: rows.hidden, or
+        split-K partial sums [K, T, H] in rows.partials. Use it before the next product.
         """
         mixed = self.output(rows.context, rows.hidden, rows.partials)
         add_rms_norm(mixed, rows.residual, self.mlp_norm, rows.hidden)

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from rose.config import ModelConfig
 
-# Rows that go through all of a layer but its attention before the next rows do, so that much of what one kernel
-# writes the next finds in the 50 MB L2 cache. cuBLAS loses nothing: on an H200 it reached 674 TFLOP/s over a
-# forward's products at 4096 rows, 646 at 51200.
+# Rows that go through all of a layer but its attention before the next rows do, so that much of what one
+# kernel writes the next finds in the 50 MB L2 cache. cuBLAS loses nothing: on an H200 it reached 674 TFLOP/s
+# over a forward's products at 4096 rows, 646 at 51200.
 PASS_ROWS = 4096
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import triton.language as tl
 
-from rose.kernels.jit.compile import block_of, ceil_div, kernel, launch, warps_for
+from rose.kernels.jit.compile import block_of, ceil_div, kernel, launch, wait_for_inputs, warps_for
 from rose.kernels.jit.norm import load_sum, splits_of
 
 if TYPE_CHECKING:
@@ -22,8 +22,15 @@ _COLUMNS = 1024
 
 @kernel("num_tokens")
 def _silu_mul(
-    gate_up_ptr, out_ptr, num_tokens, SPLITS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+    gate_up_ptr,
+    out_ptr,
+    num_tokens,
+    SPLITS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < WIDTH
@@ -36,7 +43,16 @@ def _silu_mul(
 
 
 @kernel()
-def _bias_gelu(x_ptr, bias_ptr, out_ptr, HAS_BIAS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _bias_gelu(
+    x_ptr,
+    bias_ptr,
+    out_ptr,
+    HAS_BIAS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    wait_for_inputs(PDL)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < WIDTH
     at = tl.program_id(0).to(tl.int64) * WIDTH + cols

@@ -9,7 +9,11 @@ from contextvars import ContextVar
 from typing import Any
 
 import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+# Programmatic dependent launch (Hopper and later): a kernel is brought up while the one before it still runs.
+programmatic: ContextVar[bool] = ContextVar("programmatic", default=False)
 _compile_only: ContextVar[bool] = ContextVar("compile_only", default=False)
 
 
@@ -31,9 +35,22 @@ def device_function(function: Callable[..., Any]) -> Any:
     return triton.jit(function)
 
 
+@device_function
+def wait_for_inputs(PDL: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    """First thing in every kernel: wait for the kernel before, then let the one after be brought up.
+
+    It must come before any access to memory, also where nothing of the kernel before is read: that kernel may
+    still be reading what this one overwrites.
+    """
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: object, **constants: object) -> None:
     """Enqueue `kernel` on the current stream; within `compiling` only see to it that it is compiled."""
-    kernel.run(*arguments, grid=grid, warmup=_compile_only.get(), **constants)
+    options = {"PDL": True, "launch_pdl": True} if programmatic.get() else {"PDL": False}
+    kernel.run(*arguments, grid=grid, warmup=_compile_only.get(), **constants, **options)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import triton.language as tl
 
-from rose.kernels.jit.compile import block_of, device_function, kernel, launch, warps_for
+from rose.kernels.jit.compile import block_of, device_function, kernel, launch, wait_for_inputs, warps_for
 from rose.kernels.jit.norm import layer_scaled, rms_scaled
 
 if TYPE_CHECKING:
@@ -54,7 +54,9 @@ def _embed_tokens(
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
     SCAN: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     token = tl.program_id(0)
     cols = tl.arange(0, BLOCK)
     mask = cols < HIDDEN
@@ -87,7 +89,9 @@ def _embed_bert(
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
     SCAN: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     token = tl.program_id(0)
     cols = tl.arange(0, BLOCK)
     mask = cols < HIDDEN

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import triton.language as tl
 
-from rose.kernels.jit.compile import block_of, device_function, kernel, launch, warps_for
+from rose.kernels.jit.compile import block_of, device_function, kernel, launch, wait_for_inputs, warps_for
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +53,9 @@ def _rms_norm(
     HAS_RESIDUAL: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     cols = tl.arange(0, BLOCK)
     mask = cols < HIDDEN
     at = tl.program_id(0).to(tl.int64) * HIDDEN + cols
@@ -80,7 +82,9 @@ def _add_layer_norm(
     HAS_BIAS: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     cols = tl.arange(0, BLOCK)
     mask = cols < HIDDEN
     at = tl.program_id(0).to(tl.int64) * HIDDEN + cols

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 
 import triton.language as tl
 
-from rose.kernels.jit.compile import block_of, ceil_div, device_function, kernel, launch, warps_for
+from rose.kernels.jit.compile import (
+    block_of,
+    ceil_div,
+    device_function,
+    kernel,
+    launch,
+    wait_for_inputs,
+    warps_for,
+)
 from rose.kernels.jit.norm import load_sum, rms_scaled, splits_of
 
 if TYPE_CHECKING:
@@ -58,7 +66,9 @@ def _sum_parts(
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     sequence, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     end = tl.load(cu_seqlens_ptr + sequence + 1)
     start = tl.load(cu_seqlens_ptr + sequence)
@@ -96,7 +106,9 @@ def _finish_mean(
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     sequence = tl.program_id(0)
     length = tl.load(cu_seqlens_ptr + sequence + 1) - tl.load(cu_seqlens_ptr + sequence)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -130,7 +142,9 @@ def _gather_rows(
     QUANTIZE: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     sequence = tl.program_id(0)
     start = tl.load(cu_seqlens_ptr + sequence)
     end = tl.load(cu_seqlens_ptr + sequence + 1)
@@ -148,7 +162,8 @@ def _gather_rows(
 
 
 @kernel("vectors_ptr", "int8_ptr", "count")
-def _tanh_int8(vectors_ptr, int8_ptr, count, BLOCK: tl.constexpr):
+def _tanh_int8(vectors_ptr, int8_ptr, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    wait_for_inputs(PDL)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < count
     tl.store(int8_ptr + at, _quantized(tl.load(vectors_ptr + at, mask=mask, other=0.0)), mask=mask)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import triton.language as tl
 
-from rose.kernels.jit.compile import block_of, ceil_div, kernel, launch, warps_for
+from rose.kernels.jit.compile import block_of, ceil_div, kernel, launch, wait_for_inputs, warps_for
 from rose.kernels.jit.norm import load_sum, splits_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ def _qk_norm_rope(
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_inputs(PDL)
     # Partial sums must be summed for the values too; in place these are left alone.
     HEADS: tl.constexpr = ALL_HEADS if SPLITS > 1 else ROTATED_HEADS
     item = tl.program_id(0) * ROWS + tl.arange(0, ROWS)

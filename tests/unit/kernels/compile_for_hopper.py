@@ -1,7 +1,7 @@
 """Run as a program: compile what a full-size pplx-embed layer launches, for sm_90, without a GPU.
 
-Prints one JSON object: kernel -> list of [16-byte global accesses, accesses narrower than 4 bytes], a pair a
-variant. Not in the test process, because Triton is either an interpreter or a compiler there.
+Prints one JSON object: kernel -> list of [16-byte global accesses, accesses narrower than 4 bytes, waits for the
+kernel before], three numbers a variant: first without, then with programmatic dependent launch. Not in the test process, because Triton is either an interpreter or a compiler there.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from triton.runtime.jit import JITFunction
 from rose.config import load_config
 from rose.kernels import dispatch, gemm
 from rose.kernels.jit import activation, embedding, norm, pooling, rope
+from rose.kernels.jit import compile as compiler
 from rose.kernels.jit import gemm as gemm_jit
 from rose.layers import projection
 from rose.layers.compile_ahead import compile_ahead
@@ -55,7 +56,9 @@ def main(preset: Path) -> None:
     gemm.table = lambda: table
     model = Qwen3Model(config, DummyWeights(), torch.bfloat16, torch.device("cpu"), 4096)
     model._workspace._partial_elements = max(map(gemm.partial_elements, keys))
-    compile_ahead(model, gemm.row_counts(keys))
+    for programmatic in (False, True):
+        compiler.programmatic.set(programmatic)
+        compile_ahead(model, gemm.row_counts(keys))
     print(json.dumps({name: variants(kernel) for name, kernel in kernels()}))
 
 
@@ -66,16 +69,16 @@ def kernels() -> list[tuple[str, JITFunction]]:
     return [found for module in MODULES for found in own(module)]
 
 
-def variants(kernel: JITFunction) -> list[tuple[int, int]]:
+def variants(kernel: JITFunction) -> list[tuple[int, int, int]]:
     compiled = kernel.device_caches[0][0].values()
     return [accesses(variant.asm["ptx"]) for variant in compiled]
 
 
-def accesses(ptx: str) -> tuple[int, int]:
+def accesses(ptx: str) -> tuple[int, int, int]:
     found = re.findall(r"(?:ld|st)\.global\S*|cp\.async\.cg\S*", ptx)  # .cg copies 16 bytes
     wide = [name for name in found if ".v4.b32" in name or name.startswith("cp")]
     narrow = [name for name in found if re.search(r"\.(b|u|s)(8|16)\b", name)]
-    return len(wide), len(narrow)
+    return len(wide), len(narrow), ptx.count("griddepcontrol.wait")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,312 @@
+// Products of few rows on Hopper: out[split] = x[:, part] @ weight[:, part]^T, bf16 in, fp32 sums, bf16 out.
+//
+// A block owns a tile of the weight so small that everything it multiplies fits into shared memory at once. So
+// nothing is recycled: one thread asks the copy engine for all of it, each 64 columns of K report to a barrier
+// of their own, and the tensor cores follow. The weight is asked for before the wait for the kernel in front
+// (programmatic dependent launch), which hides launch, ramp-up and device memory behind that kernel; only x and
+// the stores come after. Blocks of a cluster have the same part of x: each fetches a share for all of them.
+//
+// The weight is the 64-row operand and the tokens are the columns, so that 16 tokens cost a quarter of 64.
+// Swizzles, descriptors and instructions: PTX ISA 9.0, "Asynchronous warpgroup level matrix instructions".
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <stdint.h>
+
+namespace {
+
+constexpr int kChunk = 64;                       // columns of K in a barrier's care: one 128-byte swizzled row
+constexpr int kTileRows = 64;                    // rows of the weight a warpgroup multiplies
+constexpr int kTileBytes = kTileRows * kChunk * 2;
+constexpr int kHeaderBytes = 1024;               // barriers; what follows stays aligned for the swizzle
+constexpr uint64_t kReadOnce = 0x12F0000000000000;   // L2 policy evict_first, as CUTLASS spells it
+constexpr uint64_t kReadOften = 0x14F0000000000000;  // evict_last
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ uint32_t cluster_rank() {
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+__device__ __forceinline__ uint32_t cluster_size() {
+    uint32_t size;
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+    return size;
+}
+
+__device__ __forceinline__ void cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+__device__ __forceinline__ void expect_bytes(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void wait_for(uint32_t barrier) {
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n"
+        "@done bra.uni over;\n"
+        "bra.uni again;\n"
+        "over:\n}" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void fetch(
+    uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier, uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+        "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
+        : "memory");
+}
+
+__device__ __forceinline__ void fetch_for_cluster(
+    uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier, uint16_t blocks) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+        ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(to),
+        "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(blocks), "l"(kReadOften)
+        : "memory");
+}
+
+// A K-major operand, 128-byte swizzle: rows of 128 bytes, groups of 8 rows 1024 bytes apart.
+__device__ __forceinline__ uint64_t descriptor(uint32_t address) {
+    return ((address & 0x3FFFF) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
+}
+
+template <int kTokens>
+__device__ __forceinline__ void multiply(float (&d)[kTokens / 2], uint64_t weight, uint64_t x);
+
+template <>
+__device__ __forceinline__ void multiply<16>(float (&d)[8], uint64_t weight, uint64_t x) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7"
+        "}, %8, %9, p, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+        : "l"(weight), "l"(x), "r"(1));
+}
+
+template <>
+__device__ __forceinline__ void multiply<32>(float (&d)[16], uint64_t weight, uint64_t x) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+        "}, %16, %17, p, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        : "l"(weight), "l"(x), "r"(1));
+}
+
+template <>
+__device__ __forceinline__ void multiply<64>(float (&d)[32], uint64_t weight, uint64_t x) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+        "}, %32, %33, p, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "l"(weight), "l"(x), "r"(1));
+}
+
+template <>
+__device__ __forceinline__ void multiply<128>(float (&d)[64], uint64_t weight, uint64_t x) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+        "}, %64, %65, p, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "l"(weight), "l"(x), "r"(1));
+}
+
+template <>
+__device__ __forceinline__ void multiply<256>(float (&d)[128], uint64_t weight, uint64_t x) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
+        "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"
+        "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"
+        "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"
+        "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+        "}, %128, %129, p, 1, 1, 0, 0;\n}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
+          "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
+          "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
+          "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
+          "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
+          "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
+          "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
+          "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
+          "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+        : "l"(weight), "l"(x), "r"(1));
+}
+
+
+__device__ __forceinline__ uint32_t packed(float low, float high) {
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<uint32_t*>(&pair);
+}
+
+// Writes one warpgroup's sums [64 rows of the weight, kTokens] transposed, through `stage`: 128 bytes a token,
+// 16-byte pieces permuted by token so that neither side meets a bank twice.
+template <int kTokens>
+__device__ __forceinline__ void store(
+    const float (&d)[kTokens / 2], uint32_t stage, __nv_bfloat16* out, int num_tokens, int n, int barrier) {
+    const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+    const int piece = warp * 2 + (lane / 8) % 2;
+#pragma unroll
+    for (int pair = 0; pair < kTokens / 16; ++pair) {
+        const int token = pair * 16 + lane / 16 * 8 + lane % 8;
+        const uint32_t to = stage + token * 128 + ((piece ^ (token % 8)) * 16);
+        const float* at = d + pair * 8;
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+                     "r"(packed(at[0], at[1])), "r"(packed(at[2], at[3])), "r"(packed(at[4], at[5])),
+                     "r"(packed(at[6], at[7]))
+                     : "memory");
+    }
+    asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
+#pragma unroll
+    for (int step = 0; step < kTokens / 16; ++step) {
+        const int token = step * 16 + thread / 8, column = thread % 8;
+        uint4 value;
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                     : "r"(stage + token * 128 + ((column ^ (token % 8)) * 16)));
+        if (token < num_tokens)
+            *reinterpret_cast<uint4*>(out + static_cast<int64_t>(token) * n + column * 8) = value;
+    }
+}
+
+// Everything a block reads. `shared`: barriers, then x [chunks][kTokens][64], then the weight
+// [warpgroups][chunks][64][64].
+template <int kGroups, int kTokens>
+__device__ __forceinline__ void request(
+    const CUtensorMap* weight_map, const CUtensorMap* x_map, uint32_t shared, int chunks, int rank, int size) {
+    constexpr int kXBytes = kTokens * kChunk * 2;
+    const uint32_t x_at = shared + kHeaderBytes, weight_at = x_at + chunks * kXBytes;
+    const int first_column = blockIdx.y * chunks * kChunk, first_row = blockIdx.x * kGroups * kTileRows;
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+        expect_bytes(shared + chunk * 8, kXBytes + kGroups * kTileBytes);
+        for (int group = 0; group < kGroups; ++group)
+            fetch(weight_at + (group * chunks + chunk) * kTileBytes, weight_map, first_column + chunk * kChunk,
+                  first_row + group * kTileRows, shared + chunk * 8, kReadOnce);
+    }
+    if (size > 1) cluster_wait();  // until all blocks' barriers exist
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    const int share = kTokens / size;
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+        const uint32_t to = x_at + chunk * kXBytes + rank * share * kChunk * 2;
+        const int column = first_column + chunk * kChunk;
+        if (size > 1)
+            fetch_for_cluster(to, x_map, column, rank * share, shared + chunk * 8, (1 << size) - 1);
+        else
+            fetch(to, x_map, column, 0, shared + chunk * 8, kReadOften);
+    }
+}
+
+template <int kGroups, int kTokens>
+__device__ __forceinline__ void partial_product(const CUtensorMap* weight_map, const CUtensorMap* x_map,
+                                                __nv_bfloat16* out, int num_tokens, int n, int chunks, int trigger) {
+    extern __shared__ __align__(1024) uint8_t memory[];
+    const uint32_t shared = shared_address(memory);
+    const int group = threadIdx.x / 128, size = cluster_size();
+    if (threadIdx.x == kGroups * 128) {
+#pragma unroll 1
+        for (int chunk = 0; chunk < chunks; ++chunk)
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared + chunk * 8) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        if (trigger == 1) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    }
+    __syncthreads();
+    if (size > 1) asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+    if (group == kGroups) {
+        if (threadIdx.x == kGroups * 128)
+            request<kGroups, kTokens>(weight_map, x_map, shared, chunks, cluster_rank(), size);
+        else if (size > 1)
+            cluster_wait();
+        return;
+    }
+    if (size > 1) cluster_wait();
+    const uint32_t x_at = shared + kHeaderBytes;
+    uint64_t x = descriptor(x_at);
+    uint64_t weight = descriptor(x_at + chunks * (kTokens * kChunk * 2) + group * chunks * kTileBytes);
+    float sums[kTokens / 2];
+#pragma unroll
+    for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0.0f;
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+        wait_for(shared + chunk * 8);
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+        for (int step = 0; step < kChunk / 16; ++step)  // 16 columns are 32 bytes: 2 in a descriptor's units
+            multiply<kTokens>(sums, weight + step * 2, x + step * 2);
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        x += kTokens * kChunk * 2 / 16;
+        weight += kTileBytes / 16;
+    }
+    if (trigger == 2) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    const int column = (blockIdx.x * kGroups + group) * kTileRows;
+    const uint32_t stage = x_at + chunks * (kTokens * kChunk * 2) + group * chunks * kTileBytes;
+    store<kTokens>(sums, stage, out + static_cast<int64_t>(blockIdx.y) * num_tokens * n + column, num_tokens, n,
+                   group + 1);
+}
+
+}  // namespace
+
+#define KERNEL(groups, tokens)                                                                                   \
+    extern "C" __global__ __launch_bounds__((groups) * 128 + 32, 1) void skinny_##groups##x64_##tokens(           \
+        const __grid_constant__ CUtensorMap weight_map, const __grid_constant__ CUtensorMap x_map,               \
+        __nv_bfloat16* out, int num_tokens, int n, int chunks, int trigger) {                                    \
+        partial_product<groups, tokens>(&weight_map, &x_map, out, num_tokens, n, chunks, trigger);               \
+    }
+
+KERNEL(1, 16)
+KERNEL(1, 32)
+KERNEL(1, 64)
+KERNEL(1, 128)
+KERNEL(1, 256)
+KERNEL(2, 16)
+KERNEL(2, 32)
+KERNEL(2, 64)
+KERNEL(2, 128)
+KERNEL(2, 256)
+KERNEL(3, 16)
+KERNEL(3, 32)
+KERNEL(3, 64)
+KERNEL(3, 128)
