@@ -18,6 +18,8 @@ from scheduler.errors import (
     StepOutOfMemory,
 )
 
+_MAX_QUOTED = 100
+
 log = logging.getLogger(__name__)
 
 
@@ -89,6 +91,11 @@ class ErrorResponse(msgspec.Struct):
     """OpenAI's nested error, `{"error": {...}}`."""
 
     error: ErrorBody
+
+
+def shown(value: str) -> str:
+    """A client's own words as a message quotes them: a long value is cut."""
+    return repr(value) if len(value) <= _MAX_QUOTED else f"{value[:_MAX_QUOTED]!r}..."
 
 
 def error_body(error: ApiError) -> ErrorResponse:

@@ -14,7 +14,7 @@ from aiohttp import hdrs, web
 from multidict import CIMultiDict, istr
 
 from gateway.auth import KeyRing
-from gateway.errors import ApiError, ErrorKind, error_body, from_exception
+from gateway.errors import ApiError, ErrorKind, error_body, from_exception, shown
 from gateway.media import Media, answer_media, request_media
 from gateway.schemas import encode
 
@@ -140,5 +140,5 @@ def _request_id(request: web.Request) -> str:
 def _unsupported(content_type: str) -> ApiError:
     return ApiError(
         ErrorKind.UNSUPPORTED_MEDIA_TYPE,
-        f"Content-Type is {content_type!r}; this route takes application/json and application/msgpack",
+        f"Content-Type is {shown(content_type)}; this route takes application/json and application/msgpack",
     )

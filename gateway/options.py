@@ -16,7 +16,8 @@ class GatewayOptions:
     api_keys: a work route wants one of them as `Authorization: Bearer KEY`; empty: no key is asked for.
     max_items: inputs in one request (OpenAI takes 2048).
     max_request_tokens: tokens of all inputs of one request (OpenAI takes 300 000).
-    max_body_bytes: bytes of one request body, after decompression.
+    max_body_bytes: bytes of one request body, after decompression. 8 MiB hold 300 000 tokens in any codec;
+        the loop stands still while one body is decoded, 10 ms a MiB of JSON integers.
     request_timeout_s: seconds until a request that has not been started on the device gets 504; None: never.
     tokenizer_threads: threads that tokenise long texts beside the loop; they share one tokenizer.
     inline_text_chars: texts of up to this many characters in all are tokenised on the loop itself.
@@ -29,9 +30,9 @@ class GatewayOptions:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     max_items: int = 2048
     max_request_tokens: int = 300_000
-    max_body_bytes: int = 16 * MIB
+    max_body_bytes: int = 8 * MIB
     request_timeout_s: float | None = 300.0
-    tokenizer_threads: int = 2
+    tokenizer_threads: int = 4
     inline_text_chars: int = 256
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gateway.encoding import Encoding, items
-from gateway.errors import ApiError, ErrorKind
+from gateway.errors import ApiError, ErrorKind, shown
 from gateway.exchange import Answer, Call
 from gateway.inputs import Inputs, invalid, read_id_blocks, read_input
 from gateway.media import Media
@@ -49,7 +49,7 @@ class OpenAIEmbeddings:
             return self._model_names[0]
         if name not in self._model_names:
             known = ", ".join(self._model_names)
-            message = f"model {name!r} is not served here; this server has {known}"
+            message = f"model {shown(name)} is not served here; this server has {known}"
             raise ApiError(ErrorKind.MODEL_NOT_FOUND, message, param="model")
         return name
 
@@ -68,7 +68,7 @@ def _encoding(name: str | None, media: Media) -> Encoding:
         return Encoding(name)
     except ValueError:
         raise invalid(
-            f"encoding_format is {name!r}; this route knows float, base64 and bytes", "encoding_format"
+            f"encoding_format is {shown(name)}; this route knows float, base64 and bytes", "encoding_format"
         ) from None
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import numpy as np
+from aiohttp import web
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from gateway.app import create_app
@@ -96,9 +97,11 @@ class Reply:
 class Served:
     """A running server. url: http://host:port."""
 
-    def __init__(self, app: Any, engine: FakeEngine, batcher: Batcher, port: int) -> None:
-        self.app, self.engine, self.batcher, self.port = app, engine, batcher, port
-        self.url = f"http://127.0.0.1:{port}"
+    def __init__(self, runner: web.AppRunner, engine: FakeEngine, batcher: Batcher) -> None:
+        self.app, self.engine, self.batcher = runner.app, engine, batcher
+        self.port = runner.addresses[0][1]
+        self._runner = runner
+        self.url = f"http://127.0.0.1:{self.port}"
         self.session = aiohttp.ClientSession(self.url, connector=aiohttp.TCPConnector(limit=0))
 
     async def send(self, method: str, path: str, **options: Any) -> Reply:
@@ -114,6 +117,11 @@ class Served:
         """POST `body` as msgpack."""
         all_headers = {"Content-Type": "application/msgpack", **headers}
         return await self.send("POST", PATHS[0], data=msgspec.msgpack.encode(body), headers=all_headers)
+
+    @property
+    def connections(self) -> int:
+        """Open ones, as the server sees it."""
+        return len(self._runner.server.connections)
 
     async def assert_works(self) -> None:
         """The next good request is served."""
@@ -143,7 +151,7 @@ async def serving(
     await batcher.start()
     app = create_app(options or GatewayOptions(), batcher, engine.info, tokenizer)
     runner = await listen(app, "127.0.0.1", 0)
-    served = Served(app, engine, batcher, runner.addresses[0][1])
+    served = Served(runner, engine, batcher)
     try:
         yield served
     finally:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
+from collections.abc import Sequence
 
 import numpy as np
+import pytest
 
+from gateway.tokenization.base import SpecialTokens
 from gateway.tokenization.huggingface import HuggingFaceTokenizer
+from rose.batch import Int32
 from scheduler.options import SchedulerOptions
 from tests.fakes import FakeEngine
 from tests.http.served import PATHS, Served, expected, serving, text_ids, until
@@ -69,19 +74,40 @@ async def test_a_client_that_leaves_frees_its_place() -> None:
         assert [batch.num_seqs for batch in engine.batches] == [1, 1]
 
 
-async def test_a_client_that_leaves_while_sending_harms_nobody(server: Served, caplog: object) -> None:
+async def test_a_client_that_leaves_while_sending_harms_nobody(
+    server: Served, caplog: pytest.LogCaptureFixture
+) -> None:
     for _ in range(5):
         (await leave(server, {"input": "a"}, sent=False)).close()
     await server.assert_works()
+    await until(lambda: server.connections == 1)
+    assert not caplog.records
     assert len(server.engine.batches) == 1
 
 
-async def test_a_client_that_leaves_while_its_text_is_tokenised_frees_its_place(
-    tokenizer: HuggingFaceTokenizer,
-) -> None:
+class GatedTokenizer:
+    """One id a character, and not before the gate opens."""
+
+    vocab_size = 10
+    special_tokens = SpecialTokens(np.zeros(0, np.int32), np.zeros(0, np.int32))
+
+    def __init__(self) -> None:
+        self.entered, self.gate = threading.Event(), threading.Event()
+
+    def encode(self, texts: Sequence[str]) -> list[Int32]:
+        self.entered.set()
+        assert self.gate.wait(10)
+        return [np.ones(len(text), np.int32) for text in texts]
+
+
+async def test_a_client_that_leaves_while_its_text_is_tokenised_is_not_computed() -> None:
+    tokenizer = GatedTokenizer()
     async with serving(tokenizer=tokenizer) as server:
-        writer = await leave(server, {"input": ["z" * 400] * 2000}, sent=True)
+        writer = await leave(server, {"input": "z" * 400}, sent=True)
+        await until(tokenizer.entered.is_set)
         writer.close()
+        await until(lambda: server.connections == 0)
+        tokenizer.gate.set()
         await server.assert_works()
-        await until(lambda: server.batcher.metrics.running_seqs == 0)
-        assert server.batcher.metrics.accepted == 1
+        assert (await server.embed({"input": "y" * 400})).status == 200  # the thread is free again
+        assert server.batcher.metrics.accepted == 2

@@ -74,6 +74,7 @@ BAD = [
     ("huge dimensions", {"input": "a", "dimensions": 10**40}, f"dimensions is {10**40}"),
     ("dimensions in words", {"input": "a", "dimensions": "4"}, "$.dimensions"),
     ("an unknown encoding", {"input": "a", "encoding_format": "xml"}, "encoding_format is 'xml'"),
+    ("an encoding of a megabyte", {"input": "a", "encoding_format": "x" * 2**20}, "x" * 100 + "'...;"),
     ("an encoding that is no word", {"input": "a", "encoding_format": 1}, "$.encoding_format"),
     ("normalize in words", {"input": "a", "normalize": "yes"}, "$.normalize"),
     ("input twice", {"input": "a", "input_ids": "AAAAAA=="}, "input and input_ids are both given"),
@@ -87,6 +88,7 @@ async def test_a_bad_value_is_refused_by_name(server: Served, body: Any, words: 
     reply = await server.embed(body)
     assert reply.status == 400
     assert words in reply.error["message"]
+    assert len(reply.body) < 2000
     assert reply.error["type"] == "invalid_request_error"
     assert not server.engine.batches
     await server.assert_works()

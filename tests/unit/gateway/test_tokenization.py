@@ -153,6 +153,18 @@ async def test_short_jobs_run_on_the_loop_and_long_ones_beside_it() -> None:
     pool.close()
 
 
+async def test_a_huge_job_is_cut_into_calls_and_stays_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.tokenization.pool._PART_CHARS", 10)
+    tokenizer = Recording()
+    pool = TokenizerPool(tokenizer, threads=2, inline_chars=0)
+    for lengths, calls in (([4, 6, 1, 10, 11, 3, 3, 3], 5), ([30], 1), ([1] * 10, 1), ([10, 10], 2)):
+        tokenizer.threads.clear()
+        rows = await pool.encode(["x" * length for length in lengths])
+        assert [len(row) for row in rows] == lengths
+        assert len(tokenizer.threads) == calls
+    pool.close()
+
+
 async def test_the_loop_turns_while_a_long_text_is_tokenised() -> None:
     tokenizer = Recording()
     tokenizer.gate.clear()
