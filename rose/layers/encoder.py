@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import layer_norm
 
+from rose.kernels.embedding import BertTables
 from rose.kernels.norm import LayerNorm, add_layer_norm
 from rose.layers.linear import Linear
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from rose.config import ModelConfig
     from rose.device_batch import DeviceBatch
+    from rose.weights import WeightSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +109,53 @@ class EncoderLayer:
         q, k, v = self.qkv(hidden, buffers.qkv).view(-1, 3, *heads).unbind(1)
         batch.attention.forward(q, k, v, context.view(-1, *heads), batch.cu_seqlens, batch.max_seqlen)
         return context
+
+
+class EncoderReader:
+    """Reads tables and layers by Hugging Face's tensor names, a tensor at a time, into dtype on device."""
+
+    def __init__(
+        self, config: ModelConfig, weights: WeightSource, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._config = config
+        self._weights = weights
+        self._place = (device, dtype)
+
+    def _tensor(self, name: str, *shape: int) -> Tensor:
+        return self._weights.tensor(name, shape).to(*self._place)
+
+    def _dense(self, name: str, height: int, width: int) -> tuple[Tensor, Tensor]:
+        return self._tensor(f"{name}.weight", height, width), self._tensor(f"{name}.bias", height)
+
+    def _norm(self, name: str) -> LayerNorm:
+        size = self._config.hidden_size
+        weight, bias = (self._tensor(f"{name}.LayerNorm.{part}", size) for part in ("weight", "bias"))
+        return LayerNorm(weight, bias, self._config.norm_eps)
+
+    def tables(self) -> BertTables:
+        """The three embedding tables and the LayerNorm over their sum."""
+        config = self._config
+        word, position, token_type = (
+            self._tensor(f"embeddings.{name}_embeddings.weight", rows, config.hidden_size)
+            for name, rows in (
+                ("word", config.vocab_size),
+                ("position", config.max_positions),
+                ("token_type", config.type_vocab_size),
+            )
+        )
+        return BertTables(word, position, token_type, self._norm("embeddings"), config.position_offset)
+
+    def layer(self, index: int) -> EncoderLayer:
+        """Layer `index`, its query, key and value projections as one."""
+        size, inner, name = self._config.hidden_size, self._config.intermediate_size, f"encoder.layer.{index}"
+        qkv = [self._dense(f"{name}.attention.self.{part}", size, size) for part in ("query", "key", "value")]
+        attention_output = self._dense(f"{name}.attention.output.dense", size, size)
+        output = self._dense(f"{name}.output.dense", size, inner)
+        return EncoderLayer(
+            qkv=Linear(torch.cat([weight for weight, _ in qkv]), torch.cat([bias for _, bias in qkv])),
+            attention_output=DenseAddNorm(*attention_output, self._norm(f"{name}.attention.output")),
+            widen=Linear(*self._dense(f"{name}.intermediate.dense", inner, size)),
+            output=DenseAddNorm(*output, self._norm(f"{name}.output")),
+            num_heads=self._config.num_heads,
+            head_dim=self._config.head_dim,
+        )
