@@ -222,14 +222,14 @@ def main() -> None:
     """Run the parts asked for and write what they found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for kernels.json")
-    parser.add_argument("--only", choices=("kernels", "forward", "passes", "programmatic"))
-    arguments = parser.parse_args()
     parts = {
         "kernels": time_kernels,
         "forward": time_forwards,
-        "passes": time_passes,
         "programmatic": time_programmatic,
+        "passes": time_passes,
     }
+    parser.add_argument("--only", choices=list(parts))
+    arguments = parser.parse_args()
     names = [arguments.only] if arguments.only else list(parts)
     result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     result |= {name: collected(parts[name]()) for name in names}

@@ -143,6 +143,21 @@ def test_replays_with_other_tokens_and_offsets(loaded):
                 assert _cosines(outputs.vectors[row], expected[row]) >= 0.999
 
 
+@pytest.mark.parametrize("padded_to", [16, 128, 512, 4352])
+def test_programmatic_launch_changes_no_bit(loaded, padded_to):
+    """Kernels brought up before the one before is done still wait for what it writes."""
+    from rose.kernels.jit.compile import programmatic
+
+    sequences = _sequences(loaded.model.config, [padded_to - 10, 3])
+    expected = _run(loaded, sequences, padded_to).vectors
+    token = programmatic.set(True)
+    try:
+        for _ in range(5):
+            assert torch.equal(_run(loaded, sequences, padded_to).vectors, expected)
+    finally:
+        programmatic.reset(token)
+
+
 class CopyAttention:
     """Stands in for attention: copies queries, allocates nothing, waits for nothing."""
 
