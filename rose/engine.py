@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from cuda_utils.errors import DeviceError
 from rose.attention.backends import load_backends
 from rose.batch import Engine, EngineInfo
 from rose.buckets import token_bucket
@@ -17,7 +18,7 @@ from rose.config import ModelConfig, load_config
 from rose.cpu_engine import CpuEngine
 from rose.engine_options import DEFAULT_BATCH_TOKENS
 from rose.engine_options import EngineOptions as EngineOptions
-from rose.errors import ModelLoadError
+from rose.errors import EngineError, ModelLoadError
 from rose.kernels.dispatch import has_triton
 from rose.kernels.driver import start_triton
 from rose.limits import StepLimits
@@ -60,30 +61,37 @@ def load_engine(folder: Path, options: EngineOptions, *, dummy: bool, model_name
     weights = dummy_weights(config, options.seed, device) if dummy else open_weights(folder)
     try:
         model = build_model(config, weights, dtype, device, token_bucket(max_batch_tokens))
-    except torch.OutOfMemoryError as error:
-        raise ModelLoadError(
-            f"{model_name} does not fit on {device}: lower --max-batch-tokens ({error})"
-        ) from error
-    backends = load_backends(model.attention_spec)
-    info = EngineInfo(
-        model=model_name,
-        architecture=config.architecture,
-        dtype=str(dtype).removeprefix("torch."),
-        device=_device_name(device),
-        dimensions=config.hidden_size,
-        vocab_size=config.vocab_size,
-        max_model_len=max_model_len,
-        max_batch_tokens=max_batch_tokens,
-        max_batch_seqs=options.max_batch_seqs,
-        pooling=config.pooling,
-        normalize=config.normalize,
-        has_int8=config.quantizer == "tanh_int8",
-        attention=tuple(backends),
+        backends = load_backends(model.attention_spec)
+        info = EngineInfo(
+            model=model_name,
+            architecture=config.architecture,
+            dtype=str(dtype).removeprefix("torch."),
+            device=_device_name(device),
+            dimensions=config.hidden_size,
+            vocab_size=config.vocab_size,
+            max_model_len=max_model_len,
+            max_batch_tokens=max_batch_tokens,
+            max_batch_seqs=options.max_batch_seqs,
+            pooling=config.pooling,
+            normalize=config.normalize,
+            has_int8=config.quantizer == "tanh_int8",
+            attention=tuple(backends),
+        )
+        return _start(_Loaded(model, backends, info, _limits(info, config)), options, device)
+    except (torch.OutOfMemoryError, DeviceError, EngineError) as error:
+        reason = str(error).splitlines()[0]
+        advice = "a smaller --max-batch-tokens takes less memory"
+        raise ModelLoadError(f"{model_name} cannot start on {device}: {reason}; {advice}") from error
+
+
+def _limits(info: EngineInfo, config: ModelConfig) -> StepLimits:
+    return StepLimits(
+        max_batch_tokens=info.max_batch_tokens,
+        max_batch_seqs=info.max_batch_seqs,
+        max_model_len=info.max_model_len,
+        vocab_size=info.vocab_size,
+        type_vocab_size=config.type_vocab_size,
     )
-    limits = StepLimits(
-        max_batch_tokens, options.max_batch_seqs, max_model_len, config.vocab_size, config.type_vocab_size
-    )
-    return _start(_Loaded(model, backends, info, limits), options, device)
 
 
 def _start(loaded: _Loaded, options: EngineOptions, device: torch.device) -> Engine:

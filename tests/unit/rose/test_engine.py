@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from rose.batch import Engine, EngineInfo, Float32, RaggedBatch
 from rose.config import load_config
@@ -176,6 +177,17 @@ def test_every_accepted_sequence_fits_into_a_step(
 def test_what_cannot_be_is_refused_in_one_line(load: Loader, options: EngineOptions, message: str) -> None:
     with pytest.raises(ModelLoadError, match=message) as caught:
         load("pplx-embed", options)
+    assert "\n" not in str(caught.value)
+
+
+def test_too_little_memory_is_said_in_one_line(load: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build_model(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nProcess 1 has 130 GiB.")
+
+    monkeypatch.setattr("rose.engine.build_model", build_model)
+    message = r"^test/pplx-embed cannot start on cpu: CUDA out of memory\. .* 9 GiB\.; .*--max-batch-tokens"
+    with pytest.raises(ModelLoadError, match=message) as caught:
+        load("pplx-embed")
     assert "\n" not in str(caught.value)
 
 
