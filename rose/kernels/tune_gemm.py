@@ -83,7 +83,7 @@ class Problem:
                 swiglu_gemm(self.x, weight, plan, self.gated)
             else:
                 split_k_gemm(self.x, weight, plan, out)
-                self.consume(out)
+                self.consume(out if splits > 1 else out[0])
 
 
 def problem(shape: Shape, m: int, weights: Sequence[Tensor]) -> Problem:

@@ -33,6 +33,9 @@ class Projection:
         plan = gemm_plan(num_tokens, n, k, self._gated)
         if plan is None:
             return self._linear(x, out)
+        if plan.splits == 1:
+            split_k_gemm(x, self._weight, plan, out.unsqueeze(0))
+            return out
         sums = partials[: plan.splits * num_tokens * n].view(plan.splits, num_tokens, n)
         split_k_gemm(x, self._weight, plan, sums)
         return sums

@@ -32,6 +32,7 @@ def _qk_norm_rope(
     num_tokens,
     eps,
     SPLITS: tl.constexpr,
+    IN_PLACE: tl.constexpr,
     QUERY_HEADS: tl.constexpr,
     ROTATED_HEADS: tl.constexpr,
     ALL_HEADS: tl.constexpr,
@@ -41,8 +42,8 @@ def _qk_norm_rope(
     PDL: tl.constexpr,
 ):
     wait_for_inputs(PDL)
-    # Partial sums must be summed for the values too; in place these are left alone.
-    HEADS: tl.constexpr = ALL_HEADS if SPLITS > 1 else ROTATED_HEADS
+    # From elsewhere the values must come along too; in place they are left alone.
+    HEADS: tl.constexpr = ROTATED_HEADS if IN_PLACE else ALL_HEADS
     item = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token, head = item // HEADS, item % HEADS
     cols = tl.arange(0, BLOCK)[None, :]
@@ -75,11 +76,11 @@ def qk_norm_rope(source: Tensor, positions: Tensor, rope: QkRope, qkv: Tensor) -
     """See rose.kernels.rope.qk_norm_rope."""
     num_tokens = len(qkv)
     all_heads = rope.rotated_heads + rope.num_kv_heads
-    splits = splits_of(source)
+    in_place = source.dim() == 2
     rows = _MANY_ROWS if num_tokens >= _MANY_TOKENS else _FEW_ROWS
     half = rope.head_dim // 2
     block = block_of(half)
-    heads = all_heads if splits > 1 else rope.rotated_heads
+    heads = rope.rotated_heads if in_place else all_heads
     launch(
         _qk_norm_rope,
         (ceil_div(num_tokens * heads, rows),),
@@ -90,7 +91,8 @@ def qk_norm_rope(source: Tensor, positions: Tensor, rope: QkRope, qkv: Tensor) -
         qkv,
         num_tokens,
         rope.eps,
-        SPLITS=splits,
+        SPLITS=splits_of(source),
+        IN_PLACE=in_place,
         QUERY_HEADS=rope.num_heads,
         ROTATED_HEADS=rope.rotated_heads,
         ALL_HEADS=all_heads,

@@ -1,8 +1,8 @@
 """Run as a program: compile what a full-size pplx-embed layer launches, for sm_90, without a GPU.
 
-Prints one JSON object: kernel -> [16-byte global accesses, accesses narrower than 4 bytes, waits for the kernel
-before] of each variant; without, then with programmatic dependent launch. Not in the test process, because
-Triton is either an interpreter or a compiler there.
+Prints one JSON object: kernel -> [16-byte global accesses, accesses narrower than 4 bytes, waits for the
+kernel before] of each variant; without, then with programmatic dependent launch. Not in the test process,
+because Triton is either an interpreter or a compiler there.
 """
 
 from __future__ import annotations

@@ -52,8 +52,10 @@ class LargeWeights(DummyWeights):
 
 
 def _table(plan_of: str) -> dict[gemm.WeightKey, list[GemmChoice]]:
-    split, fused = GemmPlan(2, 16, 32, 16, 2, 4), GemmPlan(1, 16, 32, 16, 2, 4, swiglu=True)
-    table = {key: [GemmChoice(16, split)] for key in weight_keys(CONFIG)}
+    whole, split = GemmPlan(1, 16, 32, 16, 2, 4), GemmPlan(2, 16, 32, 16, 2, 4)
+    fused = GemmPlan(1, 16, 32, 16, 2, 4, swiglu=True)
+    plan = whole if plan_of == "swiglu" else split
+    table = {key: [GemmChoice(16, plan)] for key in weight_keys(CONFIG)}
     if plan_of == "swiglu":
         table[192, 64, True] = [GemmChoice(16, fused)]
     return {} if plan_of == "cublas" else table

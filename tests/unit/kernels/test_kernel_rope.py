@@ -59,10 +59,11 @@ def test_in_place(num_tokens, heads, dtype, device, close):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", HEADS)
-def test_from_partial_sums(heads, dtype, device, close, poisoned):
+@pytest.mark.parametrize("splits", [1, 3])
+def test_from_partial_sums(splits, heads, dtype, device, close, poisoned):
     layout = _layout(heads, device)
     width = (heads[0] + 2 * heads[1]) * heads[2]
-    partials = torch.randn(3, 5, width, device=device).to(dtype)
+    partials = torch.randn(splits, 5, width, device=device).to(dtype)
     positions = torch.arange(5, device=device).int()
     out = poisoned(5, width, dtype=dtype)
     jit.qk_norm_rope(partials, positions, layout, out)
