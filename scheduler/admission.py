@@ -20,7 +20,7 @@ def check_lengths(
     Raises:
         ValueError: there is no sequence, or one of an impossible length, or types that do not match.
     """
-    if not sequences:
+    if len(sequences) == 0:
         raise ValueError("a job needs at least one sequence")
     num_tokens = 0
     for ids in sequences:

@@ -102,6 +102,9 @@ class Batcher:
                 await asyncio.wait([job.future for job in self._jobs], timeout=drain_s)
         finally:
             self._fail_all(lambda: Draining(f"not done within the {drain_s:.3g} s that a shutdown allows"))
+            for timer in (self._turn_timer, self._watchdog):
+                if timer is not None:
+                    timer.cancel()
             if self._collector is not None:
                 self._collector.cancel()
                 await asyncio.wait([self._collector])
@@ -217,15 +220,15 @@ class Batcher:
             return
         if self._capturing is not None:
             self._capturing.capture_allowed = not self._pacer.full(self._queue)
-        batch = RaggedBatch.pack(
-            [sequence.input_ids for sequence in sequences],
-            [sequence.token_type_ids for sequence in sequences],
-        )
         for sequence in sequences:
             if sequence.job.launched_s is None:
                 sequence.job.launched_s = now_s
-        self._metrics.count_launch(batch.num_tokens, batch.num_seqs)
         try:
+            batch = RaggedBatch.pack(
+                [sequence.input_ids for sequence in sequences],
+                [sequence.token_type_ids for sequence in sequences],
+            )
+            self._metrics.count_launch(batch.num_tokens, batch.num_seqs)
             lazy = self._engine.step(batch)
         except Exception as error:
             self._step_failed(sequences, error)
@@ -261,8 +264,8 @@ class Batcher:
             _LOG.exception("the scheduler failed")
             self._die(f"the scheduler failed: {error!r}")
         finally:
-            self._draining = True
-            self._fail_all(lambda: Draining("the scheduler was stopped"))
+            if not self._draining:
+                self._die("the scheduler was stopped")
 
     async def _collect_head(self) -> None:
         step = self._in_flight.head

@@ -312,8 +312,8 @@ def test_a_call_that_is_closed_instead_of_cancelled_is_dropped_too() -> None:
             assert batcher.metrics.waiting_seqs == 1
             abandoned.close()
             assert batcher.metrics.waiting_seqs == 0
-            await turns()
-            assert engine.batches == []
+            assert await outcomes(call(batcher, 4)) == ["result"]
+            assert [batch.num_tokens for batch in engine.batches] == [4]
 
     run_virtual(scenario())
 
@@ -349,6 +349,8 @@ def test_close_while_the_engine_hangs_ends_everything_when_the_drain_is_over() -
             assert set(await outcomes(*calls)) == {Draining}
             assert batcher.metrics.waiting_seqs == 0
             await batcher.close(drain_s=2.0)
+            await asyncio.sleep(3600.0)
+            assert batcher.healthy  # nobody watches a closed scheduler's steps
 
     run_virtual(scenario())
 
@@ -368,32 +370,49 @@ def test_cancelling_the_close_still_ends_everything() -> None:
 
 def test_nobody_waits_for_ever_when_the_collector_is_cancelled_from_outside() -> None:
     async def scenario() -> None:
-        async with batching(FakeEngine(service_s=None)) as batcher:
+        reasons: list[str] = []
+        async with batching(FakeEngine(service_s=None), on_dead=reasons.append) as batcher:
             waiting = call(batcher, 8)
             await turns()
             for task in asyncio.all_tasks():
                 if task.get_name() == "scheduler-collector":
                     task.cancel()
-            assert await outcomes(waiting) == [Draining]
-            with pytest.raises(Draining):
+            assert await outcomes(waiting) == [EngineDead]
+            assert reasons == ["the scheduler was stopped"]
+            with pytest.raises(EngineDead):
                 await batcher.run([sequence(1)])
 
     run_virtual(scenario())
 
 
-def test_nobody_waits_for_ever_when_the_scheduler_itself_has_a_bug(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("where", ["launch", "completion"])
+def test_nobody_waits_for_ever_when_the_scheduler_itself_has_a_bug(
+    where: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> None:
-        engine = FakeEngine(service_s=None)
         reasons: list[str] = []
-        async with batching(engine, on_dead=reasons.append) as batcher:
-
-            def broken(*_: object) -> int:
-                raise ZeroDivisionError("planted")
-
-            batcher._pacer.batch_tokens = broken  # type: ignore[method-assign]
-            assert await outcomes(call(batcher, 8)) == [EngineDead]
-            assert reasons == ["the scheduler failed: ZeroDivisionError('planted')"]
+        async with batching(FakeEngine(service_s=STEP_S), on_dead=reasons.append) as batcher:
+            calls = [call(batcher, 8), call(batcher, 8)]
+            await turns()
+            if where == "launch":
+                batcher._pacer.batch_tokens = None  # type: ignore[method-assign, assignment]
+            else:
+                batcher._pacer.cost.observe = None  # type: ignore[method-assign, assignment]
+            calls.append(call(batcher, 8))
+            assert set(await outcomes(*calls)) == {EngineDead}
+            assert len(reasons) == 1 and reasons[0].startswith("the scheduler failed: ")
 
     with caplog.at_level(logging.ERROR):
         run_virtual(scenario())
     assert "the scheduler failed" in caplog.text
+
+
+def test_a_malformed_sequence_fails_its_batch_and_not_the_server() -> None:
+    async def scenario() -> None:
+        async with batching(FakeEngine(), min_budget_tokens=4, max_budget_tokens=4) as batcher:
+            malformed = asyncio.create_task(batcher.run([sequence(4).reshape(4, 1), sequence(1)]))
+            await turns()
+            assert await outcomes(malformed, call(batcher, 4)) == [StepFailed, "result"]
+            assert batcher.healthy
+
+    run_virtual(scenario())

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -317,12 +318,19 @@ def test_nothing_of_a_job_is_left_when_it_has_ended() -> None:
 def test_a_step_that_ended_unseen_behind_another_teaches_nothing() -> None:
     async def scenario() -> None:
         engine = FakeEngine(service_s=None)
-        async with batching(engine, min_budget_tokens=8, max_budget_tokens=8) as batcher:
-            calls = [asyncio.create_task(batcher.run([sequence(8)])) for _ in range(2)]
-            await asyncio.sleep(STEP_S)
-            engine.finish(2)  # the loop stood still, so both are found done together
-            await asyncio.gather(*calls)
-            assert batcher.metrics.tokens_per_s == pytest.approx(8 / STEP_S, rel=0.02)
+        loop, ticks = asyncio.get_running_loop(), itertools.count()
+        batcher = Batcher(
+            engine,
+            SchedulerOptions(min_budget_tokens=8, max_budget_tokens=8),
+            clock=lambda: loop.time() + next(ticks) * 1e-6,
+        )
+        await batcher.start()
+        calls = [asyncio.create_task(batcher.run([sequence(8)])) for _ in range(2)]
+        await asyncio.sleep(STEP_S)
+        engine.finish(2)  # the loop stood still, so both are found done together
+        await asyncio.gather(*calls)
+        assert batcher.metrics.tokens_per_s == pytest.approx(8 / STEP_S, rel=0.02)
+        await batcher.close(0.0)
 
     run_virtual(scenario())
 
