@@ -32,7 +32,7 @@ from aiohttp import web
 from gateway import flags as gateway_flags
 from gateway.app import HEALTH, create_app
 from gateway.options import GatewayOptions
-from gateway.startup import Port, bind
+from gateway.startup import Port, listen_on
 from gateway.tokenization.huggingface import HuggingFaceTokenizer
 from rose import flags as rose_flags
 from rose.batch import Engine, EngineInfo
@@ -324,14 +324,14 @@ def leave(status: int) -> NoReturn:
 
 
 def listening_socket(options: ServerOptions) -> socket.socket:
-    """Bind before anything slow.
+    """Take the port before anything slow.
 
     Raises:
         StartError: the address is in use, or not to be had.
     """
     where = f"{options.host}:{options.port}"
     try:
-        return bind(options.host, options.port)
+        return listen_on(options.host, options.port)
     except OSError as error:
         reason = "another process listens there" if error.errno == errno.EADDRINUSE else error.strerror
         raise StartError(f"cannot listen on {where}: {reason}; choose another --port or --host") from error
@@ -352,8 +352,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     set_up_logging(options.log_level)
     print_settings(describe(options))
 
-    async def serve(bound: socket.socket) -> int:
-        return await Server(options, Port(bound)).run()
+    async def serve(listening: socket.socket) -> int:
+        return await Server(options, Port(listening)).run()
 
     try:
         return uvloop.run(serve(listening_socket(options)))

@@ -21,8 +21,8 @@ BACKLOG = 1024
 _RETRY_AFTER_S = "1"
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to host:port, not listening yet. port 0 takes a free one; "::" takes IPv4 as well.
+def listen_on(host: str, port: int) -> socket.socket:
+    """A listening socket; connections wait in its backlog. port 0 takes a free one; "::" takes IPv4 as well.
 
     Raises:
         OSError: the address is in use, not ours, or no address.
@@ -30,26 +30,29 @@ def bind(host: str, port: int) -> socket.socket:
     family, _, _, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    listening = socket.socket(family, socket.SOCK_STREAM)
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host != "::"))
-        bound.bind(address)
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host != "::"))
+        listening.bind(address)
+        listening.listen(BACKLOG)
     except BaseException:
-        bound.close()
+        listening.close()
         raise
-    return bound
+    return listening
 
 
 class Port:
-    """One bound socket and what answers on it: first "loading", later the application.
+    """One listening socket and what answers on it: first "loading", later the application.
 
     Connections opened while loading are closed after their answer, so that later ones reach the application.
     """
 
-    def __init__(self, bound: socket.socket) -> None:
-        self._socket = bound
+    def __init__(self, listening: socket.socket) -> None:
+        """listening: from `listen_on`; closed with the port."""
+        self._socket = listening
+        self._url = _url(listening)
         self._listener: asyncio.Server | None = None
         self._loading: web.AppRunner | None = None
         self._running: web.AppRunner | None = None
@@ -57,16 +60,10 @@ class Port:
     @property
     def url(self) -> str:
         """Where a client on this machine finds the server."""
-        host, port = self._socket.getsockname()[:2]
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return self._url
 
     async def open(self) -> None:
-        """Listen: /health is 200, everything else 503 with Retry-After.
-
-        Raises:
-            OSError: another process listens there already.
-        """
+        """Answer: /health is 200, everything else 503 with Retry-After."""
         self._loading = await prepare(_loading_app())
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(self._connection, sock=self._socket, backlog=BACKLOG)
@@ -93,6 +90,12 @@ class Port:
         if runner is None or runner.server is None:
             raise RuntimeError("a connection before open()")
         return runner.server()
+
+
+def _url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _loading_app() -> web.Application:
