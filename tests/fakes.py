@@ -43,12 +43,14 @@ def fake_vectors(batch: RaggedBatch, dimensions: int) -> Float32:
     sums = np.add.reduceat(weighted, batch.cu_seqlens[:-1])
     odd = 2 * np.arange(dimensions, dtype=np.uint64) + np.uint64(1)
     mixed = (sums[:, None] * odd * np.uint64(6_364_136_223_846_793_005)) >> np.uint64(40)
-    return (mixed.astype(np.float32) / np.float32(2**23) - np.float32(1)).astype(np.float32)
+    vectors: Float32 = mixed.astype(np.float32) / np.float32(2**23) - np.float32(1)
+    return vectors
 
 
 def fake_vector(input_ids: Int32 | list[int], dimensions: int = 8) -> Float32:
     """f32[D]: what FakeEngine answers for one sequence without types, alone or in any batch."""
-    return fake_vectors(RaggedBatch.pack([np.asarray(input_ids, np.int32)]), dimensions)[0]
+    vector: Float32 = fake_vectors(RaggedBatch.pack([np.asarray(input_ids, np.int32)]), dimensions)[0]
+    return vector
 
 
 class FakeLazyTensor:

@@ -44,7 +44,7 @@ class DoneTensor:
 
     def __await__(self) -> Generator[object, None, BatchResult]:
         """Suspend for one turn, as the real one does while it polls."""
-        yield
+        yield None
         self.done = True
         return self.value
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from typing import Any
 
 import pytest
 
@@ -220,7 +221,7 @@ def test_a_hung_step_is_the_engines_death(steps: int) -> None:
         engine = FakeEngine(service_s=STEP_S)
         engine.hang_next(steps)
         reasons: list[str] = []
-        options = {"min_budget_tokens": 8, "max_budget_tokens": 8, "step_timeout_s": 30.0}
+        options: dict[str, Any] = {"min_budget_tokens": 8, "max_budget_tokens": 8, "step_timeout_s": 30.0}
         async with batching(engine, on_dead=reasons.append, **options) as batcher:
             calls = [call(batcher, 8) for _ in range(6)]
             began = asyncio.get_running_loop().time()
@@ -236,7 +237,7 @@ def test_a_hung_step_is_the_engines_death(steps: int) -> None:
 def test_the_watchdog_times_each_step_and_not_the_busy_hour() -> None:
     async def scenario() -> None:
         engine = FakeEngine(service_s=0.9)
-        options = {"min_budget_tokens": 8, "max_budget_tokens": 8, "step_timeout_s": 1.0}
+        options: dict[str, Any] = {"min_budget_tokens": 8, "max_budget_tokens": 8, "step_timeout_s": 1.0}
         async with batching(engine, **options) as batcher:
             assert set(await outcomes(*(call(batcher, 8) for _ in range(20)))) == {"result"}
             engine.hang_next()

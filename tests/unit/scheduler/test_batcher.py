@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from tests.virtual_loop import run_virtual
 
 STEP_S = 0.010
 # Every step takes 10 ms, whatever it holds; the budget stays at 64 tokens.
-KNOWN = {
+KNOWN: dict[str, Any] = {
     "cost_points": tuple(CostPoint(2**power, 1, STEP_S * 1e3) for power in range(11)),
     "min_budget_tokens": 64,
     "max_budget_tokens": 64,
