@@ -137,12 +137,12 @@ def main() -> None:
             return
         for clients, turns in ((1, 0), (1, 1), (4, 1), (64, 1), (256, 1)):
             each_s, seqs = runner.run(closed_loop(clients, options.requests, turns))
-            print(  # noqa: T201
+            print(
                 f"{options.loop} closed clients={clients} turns={turns}: {1 / each_s:.0f} requests/s,"
                 f" {each_s * 1e6:.1f} us/request, {seqs:.1f} seqs/batch"
             )
         each_s, seqs = runner.run(open_loop(4000, options.requests // 4))
-        print(  # noqa: T201
+        print(
             f"{options.loop} open rate=4000/s: {each_s * 1e6:.1f} us of CPU a request, {seqs:.1f} seqs/batch"
         )
 
