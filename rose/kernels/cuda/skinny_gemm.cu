@@ -46,15 +46,35 @@ __device__ __forceinline__ void expect_bytes(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-__device__ __forceinline__ void wait_for(uint32_t barrier) {
+// Until the barrier has completed the phases 0 to `phase`.
+__device__ __forceinline__ void wait_for(uint32_t barrier, int phase) {
     asm volatile(
         "{\n.reg .pred done;\n"
         "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
         "@done bra.uni over;\n"
         "bra.uni again;\n"
-        "over:\n}" ::"r"(barrier) : "memory");
+        "over:\n}" ::"r"(barrier), "r"(phase & 1) : "memory");
 }
+
+// Tells block `rank` of the cluster that this warp is done with what the barrier guards.
+__device__ __forceinline__ void release(uint32_t barrier, uint32_t rank) {
+    asm volatile(
+        "{\n.reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(rank) : "memory");
+}
+
+#ifdef TRACE
+__device__ __forceinline__ long long now() {
+    long long t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+    return t;
+}
+#define STAMP(i) trace[i] = now()
+#else
+#define STAMP(i)
+#endif
 
 __device__ __forceinline__ void fetch(
     uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier, uint64_t policy) {
@@ -77,6 +97,16 @@ __device__ __forceinline__ void fetch_for_cluster(
 // A K-major operand, 128-byte swizzle: rows of 128 bytes, groups of 8 rows 1024 bytes apart.
 __device__ __forceinline__ uint64_t descriptor(uint32_t address) {
     return ((address & 0x3FFFF) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
+}
+
+// A gated weight [2 I, K] seen as [I / 8][2][8][K]: 8 rows of the gate, then the same 8 of up, and so on.
+__device__ __forceinline__ void fetch_gated(
+    uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier, uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%2, %3, %3, %4}], [%5], %6;" ::"r"(to),
+        "l"(map), "r"(column), "r"(0), "r"(row / 16), "r"(barrier), "l"(policy)
+        : "memory");
 }
 
 template <int kTokens>
@@ -210,103 +240,208 @@ __device__ __forceinline__ void store(
     }
 }
 
-// Everything a block reads. `shared`: barriers, then x [chunks][kTokens][64], then the weight
-// [warpgroups][chunks][64][64].
-template <int kGroups, int kTokens>
-__device__ __forceinline__ void request(
-    const CUtensorMap* weight_map, const CUtensorMap* x_map, uint32_t shared, int chunks, int rank, int size) {
-    constexpr int kXBytes = kTokens * kChunk * 2;
-    const uint32_t x_at = shared + kHeaderBytes, weight_at = x_at + chunks * kXBytes;
-    const int first_column = blockIdx.y * chunks * kChunk, first_row = blockIdx.x * kGroups * kTileRows;
-#pragma unroll 1
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-        expect_bytes(shared + chunk * 8, kXBytes + kGroups * kTileBytes);
-        for (int group = 0; group < kGroups; ++group)
-            fetch(weight_at + (group * chunks + chunk) * kTileBytes, weight_map, first_column + chunk * kChunk,
-                  first_row + group * kTileRows, shared + chunk * 8, kReadOnce);
+__device__ __forceinline__ float gated(float gate, float up) { return gate / (1.0f + __expf(-gate)) * up; }
+
+// Like `store`, for rows that are 8 of the gate and the same 8 of up in turn: [kTokens, 32] of silu(gate) * up.
+template <int kTokens>
+__device__ __forceinline__ void store_gated(
+    const float (&d)[kTokens / 2], uint32_t stage, __nv_bfloat16* out, int num_tokens, int width) {
+    const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+#pragma unroll
+    for (int pair = 0; pair < kTokens / 16; ++pair) {
+        const int token = pair * 16 + lane % 16;
+        const uint32_t to = stage + token * 64 + ((warp ^ (token / 2 % 4)) * 16);
+        const float* at = d + pair * 8;
+        asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to),
+                     "r"(packed(gated(at[0], at[2]), gated(at[1], at[3]))),
+                     "r"(packed(gated(at[4], at[6]), gated(at[5], at[7])))
+                     : "memory");
     }
-    if (size > 1) cluster_wait();  // until all blocks' barriers exist
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    const int share = kTokens / size;
-#pragma unroll 1
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-        const uint32_t to = x_at + chunk * kXBytes + rank * share * kChunk * 2;
-        const int column = first_column + chunk * kChunk;
-        if (size > 1)
-            fetch_for_cluster(to, x_map, column, rank * share, shared + chunk * 8, (1 << size) - 1);
-        else
-            fetch(to, x_map, column, 0, shared + chunk * 8, kReadOften);
+    asm volatile("bar.sync 1, 128;" ::: "memory");
+#pragma unroll
+    for (int step = 0; step < (kTokens + 31) / 32; ++step) {
+        const int token = step * 32 + thread / 4, column = thread % 4;
+        if (token >= num_tokens) break;
+        uint4 value;
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                     : "r"(stage + token * 64 + ((column ^ (token / 2 % 4)) * 16)));
+        *reinterpret_cast<uint4*>(out + static_cast<int64_t>(token) * width + column * 8) = value;
     }
 }
 
-template <int kGroups, int kTokens>
-__device__ __forceinline__ void partial_product(const CUtensorMap* weight_map, const CUtensorMap* x_map,
-                                                __nv_bfloat16* out, int num_tokens, int n, int chunks, int trigger) {
-    extern __shared__ __align__(1024) uint8_t memory[];
-    const uint32_t shared = shared_address(memory);
-    const int group = threadIdx.x / 128, size = cluster_size();
-    if (threadIdx.x == kGroups * 128) {
+// The barriers at the start of shared memory; then x [stages][kTokens][64], then the weight
+// [groups][chunks][64][64].
+struct Barriers {
+    uint32_t at;
+    __device__ uint32_t weight(int chunk) const { return at + chunk * 8; }
+    __device__ uint32_t full(int stage) const { return at + 256 + stage * 8; }
+    __device__ uint32_t empty(int stage) const { return at + 512 + stage * 8; }
+};
+
+// Asks for everything a block multiplies; one thread.
+template <int kGroups, int kTokens, bool kGated>
+__device__ __forceinline__ void request(
+    const CUtensorMap* weight_map, const CUtensorMap* x_map, uint32_t shared, int chunks, int stages
+#ifdef TRACE
+    , long long* trace
+#endif
+    ) {
+    constexpr int kXBytes = kTokens * kChunk * 2;
+    const Barriers barriers{shared};
+    const int rank = cluster_rank(), size = cluster_size();
+    const uint32_t x_at = shared + kHeaderBytes, weight_at = x_at + stages * kXBytes;
+    const int first_column = blockIdx.y * chunks * kChunk, first_row = blockIdx.x * kGroups * kTileRows;
+#ifdef ROTATE
+    const int turn = blockIdx.x / size % chunks;
+#else
+    const int turn = 0;
+#endif
+#ifdef NOHINT
+    const uint64_t once = 0x1000000000000000, often = 0x1000000000000000;
+#else
+    const uint64_t once = kReadOnce, often = kReadOften;
+#endif
 #pragma unroll 1
-        for (int chunk = 0; chunk < chunks; ++chunk)
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared + chunk * 8) : "memory");
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+        expect_bytes(barriers.weight(chunk), kGroups * kTileBytes);
+        const int column = first_column + (chunk + turn < chunks ? chunk + turn : chunk + turn - chunks) * kChunk;
+        for (int group = 0; group < kGroups; ++group) {
+            const uint32_t to = weight_at + (group * chunks + chunk) * kTileBytes;
+            const int row = first_row + group * kTileRows;
+            if (kGated)
+                fetch_gated(to, weight_map, column, row, barriers.weight(chunk), once);
+            else
+                fetch(to, weight_map, column, row, barriers.weight(chunk), once);
+        }
+    }
+    if (size > 1) cluster_wait();  // until all blocks' barriers exist
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    STAMP(1);
+    const int share = kTokens / size;
+    int stage = 0, round = 0;
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+        if (round > 0) wait_for(barriers.empty(stage), round - 1);
+        expect_bytes(barriers.full(stage), kXBytes);
+        const uint32_t to = x_at + stage * kXBytes + rank * share * kChunk * 2;
+        const int column = first_column + (chunk + turn < chunks ? chunk + turn : chunk + turn - chunks) * kChunk;
+        if (size > 1)
+            fetch_for_cluster(to, x_map, column, rank * share, barriers.full(stage), (1 << size) - 1);
+        else
+            fetch(to, x_map, column, 0, barriers.full(stage), often);
+        if (++stage == stages) stage = 0, ++round;
+    }
+}
+
+template <int kGroups, int kTokens, bool kGated>
+__device__ __forceinline__ void product(const CUtensorMap* weight_map, const CUtensorMap* x_map, __nv_bfloat16* out,
+                                        int num_tokens, int n, int chunks, int stages, int trigger
+#ifdef TRACE
+    , long long* trace
+#endif
+    ) {
+    extern __shared__ __align__(1024) uint8_t memory[];
+    constexpr int kXBytes = kTokens * kChunk * 2;
+    const uint32_t shared = shared_address(memory);
+    const Barriers barriers{shared};
+    const int group = threadIdx.x / 128, size = cluster_size();
+#ifdef TRACE
+    trace += 8 * (blockIdx.x + blockIdx.y * gridDim.x);
+#endif
+    if (threadIdx.x == kGroups * 128) {
+        STAMP(0);
         if (trigger == 1) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#pragma unroll 1
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barriers.weight(chunk)) : "memory");
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barriers.full(chunk)) : "memory");
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barriers.empty(chunk)),
+                         "r"(kGroups * 4 * size) : "memory");
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
     if (size > 1) asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
     if (group == kGroups) {
         if (threadIdx.x == kGroups * 128)
-            request<kGroups, kTokens>(weight_map, x_map, shared, chunks, cluster_rank(), size);
+            request<kGroups, kTokens, kGated>(weight_map, x_map, shared, chunks, stages
+#ifdef TRACE
+            , trace
+#endif
+            );
         else if (size > 1)
             cluster_wait();
-        return;
-    }
-    if (size > 1) cluster_wait();
-    const uint32_t x_at = shared + kHeaderBytes;
-    uint64_t x = descriptor(x_at);
-    uint64_t weight = descriptor(x_at + chunks * (kTokens * kChunk * 2) + group * chunks * kTileBytes);
-    float sums[kTokens / 2];
+    } else {
+        if (size > 1) cluster_wait();
+        const uint32_t weight_at = shared + kHeaderBytes + stages * kXBytes + group * chunks * kTileBytes;
+        float sums[kTokens / 2];
 #pragma unroll
-    for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0.0f;
+        for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0.0f;
+        int stage = 0, round = 0, done = 0;
 #pragma unroll 1
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-        wait_for(shared + chunk * 8);
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+            wait_for(barriers.weight(chunk), 0);
+            wait_for(barriers.full(stage), round);
+            if (chunk == 0 && threadIdx.x == 0) { STAMP(2); }
+            if (chunk == chunks - 1 && threadIdx.x == 0) { STAMP(3); }
+            const uint64_t x = descriptor(shared + kHeaderBytes + stage * kXBytes);
+            const uint64_t weight = descriptor(weight_at + chunk * kTileBytes);
+            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-        for (int step = 0; step < kChunk / 16; ++step)  // 16 columns are 32 bytes: 2 in a descriptor's units
-            multiply<kTokens>(sums, weight + step * 2, x + step * 2);
-        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-        x += kTokens * kChunk * 2 / 16;
-        weight += kTileBytes / 16;
+            for (int step = 0; step < kChunk / 16; ++step)  // 16 columns are 32 bytes: 2 in a descriptor's units
+                multiply<kTokens>(sums, weight + step * 2, x + step * 2);
+            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+            if (chunk > 0 && chunk - 1 + stages < chunks) {  // the stage before is wanted again
+                asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                if (threadIdx.x % 32 < size) release(barriers.empty(done), threadIdx.x % 32);
+                if (++done == stages) done = 0;
+            }
+            if (++stage == stages) stage = 0, ++round;
+        }
+        if (trigger == 2) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+        if (threadIdx.x == 0) { STAMP(4); }
+        if (kGated) {
+            store_gated<kTokens>(sums, weight_at, out + blockIdx.x * kTileRows / 2, num_tokens, n / 2);
+        } else {
+            const int column = (blockIdx.x * kGroups + group) * kTileRows;
+            store<kTokens>(sums, weight_at, out + static_cast<int64_t>(blockIdx.y) * num_tokens * n + column,
+                           num_tokens, n, group + 1);
+        }
+        if (threadIdx.x == 0) { STAMP(5); }
     }
-    if (trigger == 2) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-    const int column = (blockIdx.x * kGroups + group) * kTileRows;
-    const uint32_t stage = x_at + chunks * (kTokens * kChunk * 2) + group * chunks * kTileBytes;
-    store<kTokens>(sums, stage, out + static_cast<int64_t>(blockIdx.y) * num_tokens * n + column, num_tokens, n,
-                   group + 1);
+    if (size > 1 && stages < chunks) {  // others may still report to this block's barriers
+        asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+        cluster_wait();
+    }
 }
 
 }  // namespace
 
-#define KERNEL(groups, tokens)                                                                                   \
-    extern "C" __global__ __launch_bounds__((groups) * 128 + 32, 1) void skinny_##groups##x64_##tokens(           \
-        const __grid_constant__ CUtensorMap weight_map, const __grid_constant__ CUtensorMap x_map,               \
-        __nv_bfloat16* out, int num_tokens, int n, int chunks, int trigger) {                                    \
-        partial_product<groups, tokens>(&weight_map, &x_map, out, num_tokens, n, chunks, trigger);               \
+#ifdef TRACE
+#define TRACE_PARAMETER , long long* trace
+#define TRACE_ARGUMENT , trace
+#else
+#define TRACE_PARAMETER
+#define TRACE_ARGUMENT
+#endif
+#define KERNEL(name, groups, tokens, gated)                                                                    \
+    extern "C" __global__ __launch_bounds__((groups) * 128 + 32, 1) void name(                                  \
+        const __grid_constant__ CUtensorMap weight_map, const __grid_constant__ CUtensorMap x_map,              \
+        __nv_bfloat16* out, int num_tokens, int n, int chunks, int stages, int trigger TRACE_PARAMETER) {       \
+        product<groups, tokens, gated>(&weight_map, &x_map, out, num_tokens, n, chunks, stages, trigger TRACE_ARGUMENT); \
     }
+#define KERNELS(tokens)                              \
+    KERNEL(skinny_1x64_##tokens, 1, tokens, false)   \
+    KERNEL(skinny_2x64_##tokens, 2, tokens, false)   \
+    KERNEL(skinny_3x64_##tokens, 3, tokens, false)   \
+    KERNEL(skinny_gated_##tokens, 1, tokens, true)
 
-KERNEL(1, 16)
-KERNEL(1, 32)
-KERNEL(1, 64)
-KERNEL(1, 128)
-KERNEL(1, 256)
-KERNEL(2, 16)
-KERNEL(2, 32)
-KERNEL(2, 64)
-KERNEL(2, 128)
-KERNEL(2, 256)
-KERNEL(3, 16)
-KERNEL(3, 32)
-KERNEL(3, 64)
-KERNEL(3, 128)
+KERNELS(16)
+KERNELS(32)
+KERNELS(64)
+KERNELS(128)
+KERNEL(skinny_1x64_256, 1, 256, false)
+KERNEL(skinny_2x64_256, 2, 256, false)
+KERNEL(skinny_gated_256, 1, 256, true)

@@ -82,9 +82,9 @@ def test_token_positions(lengths, padding):
 
 @pytest.mark.parametrize("num_seqs", [255, 256, 600])
 def test_positions_with_more_sequences_than_one_scan(num_seqs, device, poisoned):
-    """Mostly empty ones, with the tokens at both ends and at the edges of a scan of 256 offsets."""
+    """Mostly empty ones, with the tokens at both ends, at the edges of a scan of 256 offsets, and between."""
     lengths = [0] * num_seqs
-    for place, length in ((0, 2), (254, 1), (255, 3), (num_seqs - 1, 4)):
+    for place, length in ((0, 2), (254, 1), (255, 3), (300, 2), (400, 3), (num_seqs - 1, 4)):
         lengths[min(place, num_seqs - 1)] = length
     tokens = sum(lengths) + 1
     out = embedding.EmbeddedTokens(
