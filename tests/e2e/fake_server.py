@@ -6,6 +6,7 @@ A sequence may ask for trouble by its first token id.
 from __future__ import annotations
 
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from tests.fakes import FakeEngine, FakeLazyTensor, fake_info
 
 # Token ids: a step of this sequence takes a second, never ends, or kills the engine.
 SLOW, HANGING, DEADLY = 101, 102, 103
+# --seed of a model that takes a minute to load.
+SLOW_LOAD_SEED = 104
 
 
 class ScriptedEngine(FakeEngine):
@@ -34,6 +37,8 @@ class ScriptedEngine(FakeEngine):
 
 def load_engine(folder: Path, options: EngineOptions, *, dummy: bool, model_name: str) -> Engine:
     """Takes the place of rose.engine.load_engine."""
+    if options.seed == SLOW_LOAD_SEED:
+        time.sleep(60)
     return ScriptedEngine(fake_info())
 
 

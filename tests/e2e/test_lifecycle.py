@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.fake_server import DEADLY, HANGING, SLOW
+from tests.e2e.fake_server import DEADLY, HANGING, SLOW, SLOW_LOAD_SEED
 from tests.e2e.server_process import FAKE, ServerProcess, run_to_end
 
 DUMMY = ("--load-format", "dummy", "--port", "0")
@@ -105,6 +105,14 @@ def test_an_idle_server_ends_at_once(server: ServerProcess) -> None:
     started = time.monotonic()
     assert server.wait() == 0
     assert time.monotonic() - started < 3
+
+
+def test_a_signal_ends_a_load_that_cannot_be_interrupted() -> None:
+    with ServerProcess(*DUMMY, "--seed", str(SLOW_LOAD_SEED), program=FAKE) as server:
+        server.wait_for("loading")
+        server.signal(signal.SIGTERM)
+        assert server.wait(5) == 0
+        assert server.stderr == []
 
 
 def test_a_drain_has_a_limit() -> None:
