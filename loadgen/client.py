@@ -8,24 +8,25 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from time import perf_counter, process_time
 
-import numpy as np
-
 from loadgen.apis import APIS, Answer, decode_checked
 from loadgen.arrivals import Alarm, arrivals
-from loadgen.http1 import Connection, Response, connect, request_bytes
-from loadgen.plan import LoadgenError, Source, Stream, Target
+from loadgen.http1 import Response, request_bytes
+from loadgen.plan import LoadgenError, Pacing, Source, Stream, Target
+from loadgen.pool import Pool
 from loadgen.recording import Beat, Recorder, Recording
-from loadgen.workload import distinct_requests, inputs
+from loadgen.requests import distinct, share
 
 BEAT_S = 0.25
-WATCH_S = 0.5
 # After an error or a refusal that names no time, so that a dead server is not asked 10 000 times a second.
 PAUSE_S = 0.05
 MAX_PAUSE_S = 1.0
 PRIME_ATTEMPTS = 40
+# So many requests of a trace are sent once before it starts, as its warm-up.
+TRACE_PRIMES = 50
 # Beyond this many requests of an open loop under way in one client, further ones count as errors.
 MAX_OPEN = 4096
 
@@ -59,8 +60,7 @@ class Client:
         self._tokens: list[int] = []
         self._recorder = Recorder(keep=job.keep)
         self._beats: list[Beat] = []
-        self._connections: set[Connection] = set()
-        self._idle: list[Connection] = []
+        self._pool = Pool(job.target.host, job.target.port, job.timeout_s)
         self._next = 0
         self._stopped = asyncio.Event()
 
@@ -77,29 +77,31 @@ class Client:
             LoadgenError: it does not.
             OSError: nothing listens.
         """
-        job = self._job
-        rng = np.random.default_rng([job.source.seed, job.index])
-        prepared = inputs(job.stream, job.source, rng)
-        for _, item in zip(range(distinct_requests(job.stream)), prepared, strict=False):
-            body = self._api.encode(item, job.target.model)
-            target = job.target
-            self._wires.append(
-                request_bytes(target.netloc, self._api.path, self._api.content_type, body, target.api_key)
-            )
+        job, target = self._job, self._job.target
+        for item in distinct(job.stream, job.source, job.index):
+            body = self._api.encode(item, target.model)
+            wire = request_bytes(target.netloc, self._api.path, self._api.content_type, body, target.api_key)
+            self._wires.append(wire)
             self._sequences.append(len(item))
             self._tokens.append(item.tokens or 0)
-        # Only the server knows how many tokens a text has; each is asked once.
-        for index in range(len(self._wires) if self._tokens[0] == 0 else 1):
-            answer = await self._prime(index)
-            self._tokens[index] = self._tokens[index] or answer.prompt_tokens or 0
-        for _ in range(job.stream.in_flight):
-            self._idle.append(await self._connect())
+        if not self._wires:
+            raise LoadgenError("the trace has fewer requests than there are clients")
+        for index in range(len(self._wires)):
+            # Only the server knows how many tokens a text has; each is asked once.
+            if index < self._prime_count or not self._tokens[index]:
+                answer = await self._prime(index)
+                self._tokens[index] = self._tokens[index] or answer.prompt_tokens or 0
+        await self._pool.grow(job.stream.in_flight)
+
+    @property
+    def _prime_count(self) -> int:
+        return TRACE_PRIMES if self._job.stream.pacing is Pacing.TRACE else 1
 
     async def run(self, start_s: float) -> Recording:
         """Send from `start_s` (perf_counter) until stopped, or to the end of an open loop's schedule."""
         loop = asyncio.get_running_loop()
         loop.call_at(loop.time() + self._job.max_run_s, self.stop)
-        watch = loop.create_task(self._watch())
+        watch = loop.create_task(self._pool.watch())
         await asyncio.sleep(max(0.0, start_s - perf_counter()))
         self.beat()
         if self._job.stream.is_open:
@@ -108,8 +110,7 @@ class Client:
             await asyncio.gather(*(self._closed_loop() for _ in range(self._job.stream.in_flight)))
         self.beat()
         watch.cancel()
-        for connection in self._connections:
-            connection.abort()
+        self._pool.close()
         return self._recorder.freeze(self._beats, self._sequences, self._tokens)
 
     def stop(self) -> None:
@@ -130,7 +131,7 @@ class Client:
     async def _open_loop(self, start_s: float) -> None:
         job, running = self._job, set[asyncio.Task[float]]()
         with Alarm() as alarm:
-            for offset_s in arrivals(job.stream, job.index, job.source.seed):
+            for offset_s in self._times():
                 if offset_s > job.open_s or self._stopped.is_set():
                     break
                 await alarm.wait_until(start_s + offset_s)
@@ -145,6 +146,12 @@ class Client:
         if running:
             await asyncio.wait(running)
 
+    def _times(self) -> Iterator[float]:
+        stream, index = self._job.stream, self._job.index
+        if stream.pacing is Pacing.TRACE:
+            return iter([entry.at_s for entry in share(stream, index)])
+        return arrivals(stream, index, self._job.source.seed)
+
     async def _one(self, due_s: float | None) -> float:
         """Send the next request. Returns the seconds to wait before the one after it, in a closed loop."""
         number = self._next % len(self._wires)
@@ -152,53 +159,28 @@ class Client:
         sent_s = perf_counter()
         intended_s = due_s or sent_s
         try:
-            connection = await self._connection()
+            connection = await self._pool.take()
             sent_s = perf_counter()
             response = await connection.send(self._wires[number])
         except OSError as error:
             self._recorder.failed(intended_s, _kind(error))
             return PAUSE_S
         self._recorder.answered(number, intended_s, sent_s, response)
-        if connection.usable:
-            self._idle.append(connection)
+        self._pool.put(connection)
         return 0.0 if response.status == 200 else _pause_s(response)
-
-    async def _connection(self) -> Connection:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.usable:
-                return connection
-            self._connections.discard(connection)
-        return await self._connect()
-
-    async def _connect(self) -> Connection:
-        connection = await connect(self._job.target.host, self._job.target.port)
-        self._connections.add(connection)
-        return connection
 
     async def _prime(self, index: int) -> Answer:
         for _ in range(PRIME_ATTEMPTS):
-            connection = await self._connection()
+            connection = await self._pool.take()
             async with asyncio.timeout(self._job.timeout_s):
                 response = await connection.send(self._wires[index])
-            if connection.usable:
-                self._idle.append(connection)
+            self._pool.put(connection)
             if response.status == 200:
                 return decode_checked(self._api, response, self._sequences[index])
             if response.status not in (429, 503):
                 break
             await asyncio.sleep(_pause_s(response))
         raise LoadgenError(f"the server answers {response.status}: {_message(response)}")
-
-    async def _watch(self) -> None:
-        """Ends requests that take too long; one timer for all, since one a request costs 2 µs."""
-        while True:
-            await asyncio.sleep(WATCH_S)
-            late_s = perf_counter() - self._job.timeout_s
-            for connection in list(self._connections):
-                if 0.0 < connection.sent_s < late_s:
-                    connection.abort(f"no answer in {self._job.timeout_s:g} s")
-                    self._connections.discard(connection)
 
 
 def _kind(error: Exception) -> str:

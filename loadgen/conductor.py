@@ -24,6 +24,10 @@ MIN_SETTLED_COUNT = 4
 Progress = Callable[[float], None]
 
 
+class ClientLostError(LoadgenError):
+    """A client process died or does not answer."""
+
+
 @dataclass(frozen=True)
 class Warmup:
     """What was sent before the measurement. settled: whether the rate had stopped changing."""
@@ -74,6 +78,17 @@ def run_case(
     Raises:
         LoadgenError: a client could not start, or was lost.
     """
+    try:
+        return _run(clients, case, target, setting, progress)
+    except ClientLostError:
+        # Those left may still be at the old job; the next case gets new ones.
+        clients.discard()
+        raise
+
+
+def _run(
+    clients: Clients, case: Case, target: Target, setting: Setting, progress: Progress
+) -> tuple[StreamRun, ...]:
     running = _start(clients, case, target, setting)
     go_s = soon_s()
     for client in running:
@@ -121,11 +136,11 @@ def _start(clients: Clients, case: Case, target: Target, setting: Setting) -> li
 def _prepared(pipe: Connection) -> str | None:
     """Why a client cannot start, or None."""
     if not pipe.poll(PREPARE_S):
-        return f"a client was not ready after {PREPARE_S:g} s"
+        raise ClientLostError(f"a client was not ready after {PREPARE_S:g} s")
     try:
         answer = pipe.recv()
-    except (EOFError, ConnectionError):
-        return "a client process died while it prepared"
+    except (EOFError, ConnectionError) as error:
+        raise ClientLostError("a client process died while it prepared") from error
     return answer.message if isinstance(answer, Failed) else None
 
 
@@ -137,7 +152,7 @@ def _receive(running: list[_Running], timeout_s: float) -> None:
         try:
             message = client.pipe.recv()
         except (EOFError, ConnectionError) as error:
-            raise LoadgenError("a client process died") from error
+            raise ClientLostError("a client process died") from error
         if isinstance(message, Beat):
             client.beats.append(message)
         else:
@@ -202,7 +217,7 @@ def _collect(running: list[_Running], limits: Limits) -> None:
     deadline_s = perf_counter() + limits.timeout_s + GRACE_S
     while not _all_ended(running):
         if perf_counter() > deadline_s:
-            raise LoadgenError("a client did not end in time")
+            raise ClientLostError("a client did not end in time")
         _receive(running, 0.1)
 
 

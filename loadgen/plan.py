@@ -77,8 +77,8 @@ class Pacing(Enum):
 class Stream:
     """Requests of one kind. processes: clients it is spread over.
 
-    in_flight: of a closed loop, in each process. rate: requests a second of an open loop, over all processes.
-    trace: file of a TRACE.
+    in_flight: of a closed loop, in each process. rate: requests a second of an open loop, over all processes;
+    load: instead of it, a share of what the server can do at most. trace: file of a TRACE.
     """
 
     shape: Shape
@@ -86,6 +86,7 @@ class Stream:
     pacing: Pacing = Pacing.CLOSED
     in_flight: int = 1
     rate: float = 0.0
+    load: float | None = None
     processes: int = 1
     trace: Path | None = None
 
@@ -100,7 +101,7 @@ class Limits:
     """When a case is warm and when it has been measured. Both end by count and time, and always by time.
 
     warmup_requests, warmup_s: a closed loop is warm after both and once its rate has settled, or after
-    max_warmup_s. requests: to measure then, for at least min_s and at most max_s; an open loop is measured for max_s.
+    max_warmup_s. requests: to measure then, for at least min_s and at most max_s (an open loop: for max_s).
     timeout_s: of one request.
     """
 

@@ -20,6 +20,9 @@ import uvloop
 from loadgen.client import BEAT_S, Client, Job
 from loadgen.plan import LoadgenError
 
+# An idle client ends within milliseconds of its pipe's end.
+END_S = 2.0
+
 
 @dataclass(frozen=True)
 class Ready:
@@ -61,10 +64,18 @@ class Clients:
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
-            process.join(2.0)
-            if process.is_alive():
-                process.kill()
-                process.join()
+            process.join(END_S)
+        self.discard()
+
+    def discard(self) -> None:
+        """End them now, whatever they are doing."""
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self._pipes.clear()
+        self._processes.clear()
 
     def pipes(self, count: int) -> list[Connection]:
         """`count` idle clients, as the pipes that lead to them: send Job, then Go, then Stop.

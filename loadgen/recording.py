@@ -51,7 +51,7 @@ class Recording:
 
 @dataclass
 class Recorder:
-    """Takes one line a request. keep: answers to keep for a check, the first of each distinct request."""
+    """Takes one line a request. keep: of so many distinct requests the first and the last answer are kept."""
 
     keep: int = 0
     intended: array[float] = field(default_factory=lambda: array("d"))
@@ -60,7 +60,7 @@ class Recorder:
     request: array[int] = field(default_factory=lambda: array("i"))
     server: array[float] = field(default_factory=lambda: array("d"))
     errors: list[tuple[float, str]] = field(default_factory=list)
-    samples: dict[int, Response] = field(default_factory=dict)
+    samples: dict[tuple[int, bool], Response] = field(default_factory=dict)
 
     def answered(self, request: int, intended_s: float, sent_s: float, response: Response) -> None:
         """A response of any status."""
@@ -74,8 +74,8 @@ class Recorder:
         for pattern in _PARTS:
             found = pattern.search(response.head)
             self.server.append(float(found.group(1)) if found else np.nan)
-        if len(self.samples) < self.keep and request not in self.samples:
-            self.samples[request] = response
+        if request < self.keep:
+            self.samples[request, (request, False) in self.samples] = response
 
     def failed(self, intended_s: float, kind: str) -> None:
         """A request that got no vectors."""
@@ -93,5 +93,5 @@ class Recorder:
             beats=tuple(beats),
             sequences=np.array(sequences, np.int64),
             tokens=np.array(tokens, np.int64),
-            samples=tuple(self.samples.items()),
+            samples=tuple((request, response) for (request, _), response in self.samples.items()),
         )

@@ -10,13 +10,14 @@ from typing import Any
 
 import msgspec
 
-from loadgen.summary import StreamSummary
+from loadgen.check import Check
+from loadgen.summary import Latency, StreamSummary
 
 VERSION = 1
 
 
 class CaseResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One case, one round, one target. failed: why there are no numbers."""
+    """One case, one round, one target. failed: why there are no numbers. check: None if not asked for."""
 
     suite: str
     name: str
@@ -25,10 +26,19 @@ class CaseResult(msgspec.Struct, frozen=True, omit_defaults=True):
     streams: list[StreamSummary] = []
     tokens_per_step: float | None = None
     failed: str | None = None
+    check: Check | None = None
+
+    @property
+    def valid(self) -> bool:
+        """Whether the numbers may be used."""
+        return self.failed is None and (self.check is None or self.check.passed)
 
 
 class Results(msgspec.Struct):
-    """A whole run. inputs: what was sent. left_out: cases that the model is too short for."""
+    """A whole run. inputs: what was sent. left_out: cases that the model is too short for.
+
+    overhead: of 1×512 against the echo server, so of the client itself. Servers' own pages are in `servers`.
+    """
 
     started: str
     command: list[str]
@@ -37,6 +47,7 @@ class Results(msgspec.Struct):
     servers: list[dict[str, Any]]
     inputs: str
     left_out: list[str]
+    overhead: Latency | None = None
     cases: list[CaseResult] = []
     version: int = VERSION
 

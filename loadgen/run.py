@@ -3,72 +3,162 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
+from loadgen import echo
+from loadgen.check import KEEP, Checker
 from loadgen.conductor import Setting, run_case
-from loadgen.plan import Case, LoadgenError, Source, Target
+from loadgen.plan import Case, Limits, LoadgenError, Shape, Source, Stream, Target
 from loadgen.processes import Clients
 from loadgen.progress import Bar
+from loadgen.reference import Reference
+from loadgen.report.files import write
+from loadgen.report.table import markdown
 from loadgen.results import CaseResult, Results, machine, now
 from loadgen.server_info import ServerInfo, ask, counters
-from loadgen.summary import summarise
-from loadgen.table import markdown
+from loadgen.suites import saturation
+from loadgen.summary import Latency, summarise
 
 DEFAULT_VOCAB_SIZE = 30_000
+OVERHEAD = Case(
+    "overhead",
+    "1×512",
+    (Stream(Shape(1, 512, 512)),),
+    Limits(warmup_requests=200, warmup_s=0.3, max_warmup_s=1.0, requests=1000, min_s=0.5, max_s=2.0),
+)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything the command line asks for. rounds: how often each case runs on each target."""
+    """Everything the command line asks for.
+
+    rounds: how often each case runs on each target. max_rate: requests a second that are 100 % of an open
+    loop; None: measured on the first target. report: folder for the report's files.
+    """
 
     targets: tuple[Target, ...]
     cases: tuple[Case, ...]
     source: Source
     rounds: int = 1
+    max_rate: float | None = None
+    overhead: bool = True
+    reference: Reference | None = None
     json: Path | None = None
+    report: Path | None = None
 
 
 def run(plan: Plan) -> int:
-    """Do it; the table goes to stdout. Returns the exit status: 1 when a case failed."""
+    """Do it; the table goes to stdout. Returns the exit status: 1 when a case failed or is invalid."""
     asked = [ask(target) for target in plan.targets]
-    targets = tuple(target for target, _ in asked)
     infos = [info for _, info in asked]
-    setting = Setting(_with_vocabulary(plan.source, infos))
-    cases, left_out = _that_fit(plan.cases, infos)
-    results = Results(
-        started=now(),
-        command=sys.argv,
-        machine=machine(),
-        targets=[msgspec.to_builtins(replace(target, api_key=None)) for target in targets],
-        servers=[info.told for info in infos],
-        inputs="text" if setting.source.is_text else f"random ids below {setting.source.vocab_size}",
-        left_out=left_out,
+    plan = replace(
+        plan, targets=tuple(target for target, _ in asked), source=_with_vocabulary(plan.source, infos)
     )
-    steps = [(case, number, t) for case in cases for number in range(plan.rounds) for t in targets]
-    with Clients() as clients, Bar(len(steps)) as bar:
-        for case, number, target in steps:
-            bar.begin(f"{case.suite} {case.name}" + (f" on {target.name}" if len(targets) > 1 else ""))
-            results.cases.append(_one(clients, case, number, target, setting, bar))
+    cases, left_out = _that_fit(plan.cases, infos)
+    results = _empty(plan, infos, left_out)
+    with Clients() as clients:
+        if plan.overhead:
+            results.overhead = _overhead(clients, plan)
+        with Bar(len(cases) * len(plan.targets) * plan.rounds) as bar:
+            results.cases = list(_Runner(clients, plan, bar).results(cases))
     sys.stdout.write(markdown(results))
     if plan.json is not None:
         plan.json.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))
-    return 1 if any(case.failed for case in results.cases) else 0
+    if plan.report is not None:
+        write(results, plan.report)
+    return 0 if all(case.valid for case in results.cases) else 1
 
 
-def _one(clients: Clients, case: Case, number: int, target: Target, setting: Setting, bar: Bar) -> CaseResult:
-    before = counters(target)
-    try:
-        runs = run_case(clients, case, target, setting, bar.at)
-    except LoadgenError as error:
-        return CaseResult(case.suite, case.name, number, target.name, failed=str(error))
-    after = counters(target)
-    steps = after.get("steps", 0) - before.get("steps", 0)
-    per_step = (after["tokens"] - before["tokens"]) / steps if steps else None
-    streams = [summarise(stream) for stream in runs]
-    return CaseResult(case.suite, case.name, number, target.name, streams=streams, tokens_per_step=per_step)
+class _Runner:
+    """Runs cases and remembers what an open loop's 100 % is."""
+
+    def __init__(self, clients: Clients, plan: Plan, bar: Bar) -> None:
+        self._clients = clients
+        self._plan = plan
+        self._bar = bar
+        self._setting = Setting(plan.source, KEEP if plan.reference else 0)
+        self._checker = Checker(plan.reference, plan.source) if plan.reference else None
+        self._max_rates: dict[Shape, float] = {}
+
+    def results(self, cases: list[Case]) -> Iterator[CaseResult]:
+        """A B A B: a slow drift of the machine meets all targets alike."""
+        for case in cases:
+            resolved = case
+            if any(stream.load is not None for stream in case.streams):
+                result = self._saturate(case)
+                if result is not None:
+                    yield result
+                resolved = self._at_rate(case)
+            for number in range(self._plan.rounds):
+                for target in self._plan.targets:
+                    self._bar.begin(f"{case.suite} {case.name} {target.name}")
+                    yield self._one(resolved, number, target)
+
+    def _saturate(self, case: Case) -> CaseResult | None:
+        """Measure the maximum, unless it is known."""
+        shape = case.streams[0].shape
+        if self._plan.max_rate is not None:
+            self._max_rates.setdefault(shape, self._plan.max_rate)
+        if shape in self._max_rates:
+            return None
+        result = self._one(saturation(case), 0, self._plan.targets[0])
+        self._max_rates[shape] = result.streams[0].requests_per_s if result.streams else 0.0
+        return result
+
+    def _at_rate(self, case: Case) -> Case:
+        streams = (replace(s, rate=(s.load or 0.0) * self._max_rates[s.shape]) for s in case.streams)
+        return replace(case, streams=tuple(streams))
+
+    def _one(self, case: Case, number: int, target: Target) -> CaseResult:
+        if any(stream.is_open and stream.trace is None and stream.rate <= 0 for stream in case.streams):
+            return CaseResult(case.suite, case.name, number, target.name, failed="the maximum is not known")
+        try:
+            before = counters(target)
+            runs = run_case(self._clients, case, target, self._setting, self._bar.at)
+            after = counters(target)
+        except LoadgenError as error:
+            return CaseResult(case.suite, case.name, number, target.name, failed=str(error))
+        steps = after.get("steps", 0) - before.get("steps", 0)
+        return CaseResult(
+            suite=case.suite,
+            name=case.name,
+            number=number,
+            target=target.name,
+            streams=[summarise(stream) for stream in runs],
+            tokens_per_step=(after["tokens"] - before["tokens"]) / steps if steps else None,
+            check=self._checker.check(runs, target.api) if self._checker else None,
+        )
+
+
+def _overhead(clients: Clients, plan: Plan) -> Latency | None:
+    """What the client costs by itself, in the first target's wire format."""
+    with echo.running() as port:
+        target = Target("echo", "127.0.0.1", port, plan.targets[0].api, "echo")
+        (measured,) = run_case(
+            clients, OVERHEAD, target, Setting(Source(plan.source.vocab_size)), lambda _: None
+        )
+    return summarise(measured).service
+
+
+def _empty(plan: Plan, infos: list[ServerInfo], left_out: list[str]) -> Results:
+    source = plan.source
+    inputs = f"random ids below {source.vocab_size}"
+    if source.is_text:
+        exact = f"exact by {source.tokenizer.name}" if source.tokenizer else "roughly"
+        inputs = f"text of {source.corpus and source.corpus.name}, lengths {exact}"
+    return Results(
+        started=now(),
+        command=["python -m loadgen", *sys.argv[1:]],
+        machine=machine(),
+        targets=[{"name": t.name, "url": t.url, "api": t.api, "model": t.model} for t in plan.targets],
+        servers=[info.told for info in infos],
+        inputs=inputs,
+        left_out=left_out,
+    )
 
 
 def _with_vocabulary(source: Source, infos: list[ServerInfo]) -> Source:

@@ -9,12 +9,14 @@ import msgspec
 import numpy as np
 
 from loadgen.conductor import StreamRun, Warmup
+from loadgen.histogram import encode, percentile_curve
 from loadgen.recording import SERVER_PARTS, Beat, Floats, Recording
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 # A quantile q wants this many samples beyond it: 10 / (1 - q) in all.
 SAMPLES_BEYOND = 10
 BUSY_CLIENT = 0.8
+MAX_SLICES = 120
 LATE_SENDS_MS = 1.0
 
 
@@ -28,12 +30,31 @@ class Latency(msgspec.Struct, frozen=True):
     thin: list[str]
 
 
+class Distribution(msgspec.Struct, frozen=True):
+    """All latencies of a window. curve: (ms, quantile, count). hdr: base64 of an HdrHistogram of µs."""
+
+    stdev: float
+    curve: list[tuple[float, float, int]]
+    hdr: str
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """What ended in one slice of a window. at_s: its middle, after the window's start. Latencies in ms."""
+
+    at_s: float
+    count: int
+    p50: float
+    p99: float
+    max: float
+
+
 class StreamSummary(msgspec.Struct, frozen=True):
     """One line of the report.
 
     response: from the intended start to the last byte. service: from the actual send (a closed loop's too).
     send_lag: actual minus intended start. client_cpu: of one core, for each process.
-    server_ms: p50 and p99 of what the response headers tell.
+    server_ms: p50 and p99 of what the response headers tell. distributions: "response" and "service"; of a
+    closed loop, where they are the same, "service" only.
     """
 
     stream: str
@@ -50,6 +71,8 @@ class StreamSummary(msgspec.Struct, frozen=True):
     requests_per_s: float
     window_s: float
     warmup: Warmup
+    distributions: dict[str, Distribution]
+    timeline: list[Moment]
     rejected: int
     errors: dict[str, int]
     client_cpu: list[float]
@@ -98,6 +121,8 @@ def summarise(run: StreamRun) -> StreamSummary:
         tokens_per_s=float(items[2]),
         window_s=window_s,
         warmup=run.warmup,
+        distributions=_distributions(response, service, stream.is_open),
+        timeline=timeline(_joined([r.done_s[w] for r, w in pairs]) - run.start_s, response, window_s),
         rejected=rejected,
         errors=dict(kinds),
         client_cpu=cpu,
@@ -106,8 +131,32 @@ def summarise(run: StreamRun) -> StreamSummary:
     )
 
 
+def _distributions(response: Floats, service: Floats, is_open: bool) -> dict[str, Distribution]:
+    kinds = {"response": response, "service": service} if is_open else {"service": service}
+    return {
+        name: Distribution(
+            float(seconds.std() * 1e3) if len(seconds) else 0.0, percentile_curve(seconds), encode(seconds)
+        )
+        for name, seconds in kinds.items()
+    }
+
+
+def timeline(ended_s: Floats, seconds: Floats, window_s: float) -> list[Moment]:
+    """Latencies f64[n] by when they ended, f64[n] seconds after the window's start, by about a second."""
+    slices = max(1, min(MAX_SLICES, round(window_s)))
+    width_s = window_s / slices
+    number = np.floor(ended_s / width_s).astype(int)
+    moments = []
+    # An open loop's requests may end after the window.
+    for at in np.unique(number):
+        part = latency(seconds[number == at])
+        middle = (float(at) + 0.5) * width_s
+        moments.append(Moment(middle, part.count, part.quantiles["p50"], part.quantiles["p99"], part.max))
+    return moments
+
+
 def in_window(recording: Recording, run: StreamRun) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which requests count: of an open loop those due in the window, of a closed one those that ended there."""
+    """Which requests count: of an open loop those due in the window, else those ended in it."""
     at_s = recording.intended_s if run.stream.is_open else recording.done_s
     return (at_s >= run.start_s) & (at_s < run.end_s)
 
