@@ -65,8 +65,6 @@ class Door:
                 if asked_in is None:
                     raise _unsupported(headers[hdrs.CONTENT_TYPE])
                 answer = await route(Call(await self._read(request), asked_in, codec))
-            except ConnectionError:  # the client left while it was sending: nobody to answer
-                raise
             except Exception as error:
                 return refuse(request, from_exception(error), codec, started_s)
             return _response(request, 200, answer, started_s)
@@ -89,7 +87,6 @@ class Door:
         except web.HTTPRequestEntityTooLarge:  # chunked, or inflated from a compressed body
             raise self._too_large("is too large") from None
         except web.RequestPayloadError as error:  # broken compression or chunks
-            request.content.feed_eof()  # else aiohttp fails on it again, with a traceback in the log
             message = f"the body cannot be read: {error}"
             raise ApiError(ErrorKind.INVALID_BODY, message, closes=True) from None
 

@@ -78,11 +78,11 @@ def read_id_blocks(input_ids: memoryview, lengths: memoryview | None, limits: In
     check_range(ids, "input_ids", limits.vocab_size)
     if lengths is None:
         return TokenIds([ids])
-    counts = _block(lengths, "lengths").astype(np.int64)
+    counts = _block(lengths, "lengths")
     check_count(len(counts), limits.max_items)
     if counts.min() < 1:
         raise invalid(f"lengths[{counts.argmin()}] is {counts.min()}; every sequence has an id", "lengths")
-    ends = counts.cumsum()
+    ends = counts.cumsum(dtype=np.int64)  # five lengths of 2**31 - 1 must not wrap around
     if ends[-1] != len(ids):
         raise invalid(f"lengths add up to {ends[-1]}, but input_ids holds {len(ids)} ids", "lengths")
     starts = ends - counts

@@ -6,11 +6,22 @@ import logging
 
 from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
+from aiohttp.http import HttpProcessingError
 
 ACCESS_LOG = logging.getLogger("gateway.access")
+HTTP_LOG = logging.getLogger("gateway.http")
 
 # Longer than the 60 s after which common load balancers drop an idle connection, so that they close first.
 _KEEPALIVE_S = 75.0
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """False for what aiohttp logs with a traceback although only the client is to blame: it got a 400."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
+
+
+HTTP_LOG.addFilter(_is_ours)
 
 
 class AccessLogger(AbstractAccessLogger):
@@ -42,6 +53,7 @@ async def prepare(app: web.Application) -> web.AppRunner:
     runner = web.AppRunner(
         app,
         handler_cancellation=True,
+        logger=HTTP_LOG,
         access_log=ACCESS_LOG,
         access_log_class=AccessLogger,
         keepalive_timeout=_KEEPALIVE_S,

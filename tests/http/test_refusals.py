@@ -122,6 +122,34 @@ async def test_compressed_bodies_are_read_and_broken_ones_are_400(
     assert (await server.send("POST", PATHS[0], data=good, headers=headers)).status == 200
     reply = await server.send("POST", PATHS[0], data=b"\x1f\x8b\x08nonsense", headers=headers)
     assert (reply.status, reply.error["code"]) == (400, "invalid_body")
+    assert reply.headers["Connection"] == "close"
+    await until(lambda: server.connections == 0)
+    assert not caplog.records
+    await server.assert_works()
+
+
+HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+NO_HTTP = [
+    ("broken chunks", HEAD + b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"inp\r\nzz\r\n'),
+    ("a negative length", HEAD + b"Content-Length: -1\r\n\r\n"),
+    ("two lengths", HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n"),
+    ("no method", b"BREW /v1/embeddings HTTP/1.1\r\nHost: x\r\n\r\n"),
+    ("too long a path", b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n"),
+    ("no HTTP at all", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"),
+]
+
+
+@pytest.mark.parametrize("data", [case[1] for case in NO_HTTP], ids=[case[0] for case in NO_HTTP])
+async def test_what_is_no_http_is_400_and_no_noise_in_the_log(
+    server: Served, caplog: pytest.LogCaptureFixture, data: bytes
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(data)
+    async with asyncio.timeout(5):
+        assert b" 400 " in (await reader.read()).partition(b"\r\n")[0]
+    writer.close()
+    await until(lambda: server.connections == 0)
+    assert not caplog.records
     await server.assert_works()
 
 
