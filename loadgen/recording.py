@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from array import array
 from dataclasses import dataclass, field
+from random import randrange
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +52,7 @@ class Recording:
 
 @dataclass
 class Recorder:
-    """Takes one line a request. keep: of so many distinct requests the first and the last answer are kept."""
+    """Takes one line a request. keep: answers to keep: the first, the last, and others drawn evenly."""
 
     keep: int = 0
     intended: array[float] = field(default_factory=lambda: array("d"))
@@ -60,7 +61,7 @@ class Recorder:
     request: array[int] = field(default_factory=lambda: array("i"))
     server: array[float] = field(default_factory=lambda: array("d"))
     errors: list[tuple[float, str]] = field(default_factory=list)
-    samples: dict[tuple[int, bool], Response] = field(default_factory=dict)
+    samples: dict[int, tuple[int, Response]] = field(default_factory=dict)
 
     def answered(self, request: int, intended_s: float, sent_s: float, response: Response) -> None:
         """A response of any status."""
@@ -74,8 +75,19 @@ class Recorder:
         for pattern in _PARTS:
             found = pattern.search(response.head)
             self.server.append(float(found.group(1)) if found else np.nan)
-        if request < self.keep:
-            self.samples[request, (request, False) in self.samples] = response
+        if self.keep:
+            self._sample(request, response)
+
+    def _sample(self, request: int, response: Response) -> None:
+        """Slot 0 has the first answer, slot 1 the last; each of the others is as likely to be in the rest.
+
+        Source: J. Vitter, "Random sampling with a reservoir", algorithm R, 1985.
+        """
+        count = len(self.done)
+        slot = count - 1 if count <= self.keep else 2 + randrange(count - 2)
+        if slot < self.keep:
+            self.samples[slot] = (request, response)
+        self.samples[min(1, count - 1)] = (request, response)
 
     def failed(self, intended_s: float, kind: str) -> None:
         """A request that got no vectors."""
@@ -93,5 +105,5 @@ class Recorder:
             beats=tuple(beats),
             sequences=np.array(sequences, np.int64),
             tokens=np.array(tokens, np.int64),
-            samples=tuple((request, response) for (request, _), response in self.samples.items()),
+            samples=tuple(self.samples.values()),
         )

@@ -66,8 +66,10 @@ class TransformersReference:
         self._pool = _pooling(folder)
         try:
             from transformers import AutoModel, AutoTokenizer
+            from transformers.utils import logging
         except ImportError as error:
             raise LoadgenError("--check with a folder needs the packages transformers and torch") from error
+        logging.disable_progress_bar()
         try:
             self._model: Any = AutoModel.from_pretrained(folder, dtype="float32").eval().requires_grad_(False)
             self._tokenizer: Any = None

@@ -16,7 +16,7 @@ CONCURRENT = Limits(warmup_requests=200, requests=2000, min_s=5.0, max_s=30.0)
 # A schedule is measured for max_s; 10 s at 100 requests a second are enough for a p99.
 OPEN = Limits(warmup_s=2.0, max_s=10.0)
 MIXED = Limits(warmup_s=3.0, max_s=15.0)
-QUICK = Limits(warmup_requests=5, warmup_s=0.3, max_warmup_s=2.0, requests=20, min_s=0.3, max_s=2.0)
+QUICK = Limits(warmup_requests=5, warmup_s=0.3, max_warmup_s=1.0, requests=20, min_s=0.3, max_s=2.0)
 LOADS = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120)
 # Enough in flight that a server's batches are full, which is what "can do at most" means.
 SATURATING = 64

@@ -113,7 +113,8 @@ def _mark(point: Point, words: str, colour: str, x: Axis, y: Axis) -> Iterator[s
     at_x, at_y = x.at(point[0]), y.at(point[1])
     yield f'<circle fill="none" stroke="{colour}" stroke-width="2" r="7" cx="{at_x:.1f}" cy="{at_y:.1f}"/>'
     anchor, shift = ("end", -10) if at_x > WIDTH * 0.7 else ("start", 10)
-    yield _text(at_x + shift, at_y + 16, words, anchor)
+    below = at_y < HEIGHT - BOTTOM - 40
+    yield _text(at_x + shift, at_y + (18 if below else -12), words, anchor)
 
 
 def _legend(number: int, series: Series) -> Iterator[str]:
