@@ -98,7 +98,8 @@ class LazyTensor(Protocol):
 class EngineInfo:
     """What callers need to know of a loaded model. Lengths in tokens.
 
-    pooling: "mean", "cls" or "last". normalize: whether vectors are L2-normalised unless a request says not to.
+    pooling: "mean", "cls" or "last".
+    normalize: whether vectors are L2-normalised unless a request says not to.
     has_int8: whether BatchResult.int8 is given.
     max_batch_tokens, max_batch_seqs: the most one step takes.
     attention: the attention backends in use, in order of preference.

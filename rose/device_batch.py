@@ -19,8 +19,8 @@ class DeviceBatch:
     input_ids: i32[T]; rows past cu_seqlens[-1] hold id 0 and are inert.
     cu_seqlens: i32[S+1]; sequences past the real ones are empty, their offsets repeat the last.
     token_type_ids: i32[T] or None (all zero).
-    host_cu_seqlens: the same offsets on the host, for backends that plan there; None while a graph is captured
-        and replayed is not enough: kernels must never depend on it.
+    host_cu_seqlens: the same offsets on the host, for backends that plan there; while a graph is captured and
+        replayed that is not enough: kernels must never depend on it.
     max_seqlen: upper bound of any sequence's length (exact when run eagerly, the bucket's when captured).
     attention: the backend chosen for this shape; its `plan` has been called for this batch.
     """
@@ -45,7 +45,10 @@ class DeviceBatch:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Where a forward writes: vectors f32[S, D]; int8 i8[S, D] or None. Rows of empty sequences are zero or stale."""
+    """Where a forward writes: vectors f32[S, D]; int8 i8[S, D] or None.
+
+    Rows of empty sequences are zero or stale.
+    """
 
     vectors: torch.Tensor
     int8: torch.Tensor | None = None

@@ -16,7 +16,7 @@ class OutOfMemoryError(StepError):
 
 
 class EngineDeadError(EngineError):
-    """The device or its worker can run no further step (a sticky CUDA error, a hung step, a closed engine)."""
+    """The device or its worker can run no further step: a sticky CUDA error, a hung step, a closed engine."""
 
 
 class ModelLoadError(Exception):
