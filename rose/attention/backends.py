@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from rose.aot.folders import default_folders
+from rose.aot.library import KernelLibrary, KernelQuery, load_module
 from rose.attention import fa4, flashinfer
-from rose.attention.folders import default_folders
-from rose.attention.library import KernelLibrary, KernelQuery, load_module
 from rose.attention.sdpa import SdpaAttention
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _from_library(spec: AttentionSpec, folders: Collection[Path]) -> dict[str, A
         except Exception as error:  # whatever a damaged or unfit kernel raises; torch's still serve
             log.warning("cannot use %s: %s: %s", path, type(error).__name__, error)
     if missing:
-        log.info("no kernel built for %s (python -m rose.attention.aot builds them)", ", ".join(missing))
+        log.info("no kernel built for %s (python -m rose.aot builds them)", ", ".join(missing))
     return found
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rose.attention.library import Kernel, KernelQuery
+from rose.aot.library import Kernel, KernelQuery
 
 if TYPE_CHECKING:
     import torch

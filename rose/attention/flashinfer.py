@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rose.attention.library import KernelQuery
+from rose.aot.library import KernelQuery
 
 if TYPE_CHECKING:
     import torch

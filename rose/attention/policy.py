@@ -17,8 +17,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rose.aot.folders import user_cache
 from rose.attention.backends import load_backends
-from rose.attention.folders import user_cache
 
 if TYPE_CHECKING:
     from rose.attention.base import AttentionSpec, BatchShape

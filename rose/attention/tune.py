@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from rose.aot.folders import user_cache
 from rose.attention.base import AttentionSpec
-from rose.attention.folders import user_cache
 from rose.attention.policy import FORMAT, USER_TABLE, load_backends
 from rose.attention.reference import reference_attention, relative_error
 

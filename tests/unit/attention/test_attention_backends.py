@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rose.aot.manifest import KernelRecord, sha256_of, write_manifest
 from rose.attention import backends, fa4, flashinfer
 from rose.attention.backends import load_backends
 from rose.attention.base import AttentionSpec
-from rose.attention.manifest import KernelRecord, sha256_of, write_manifest
 
 
 def spec_of(device: str, head_dim: int = 128) -> AttentionSpec:

@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 
-from rose.attention.aot.toolchain import ToolchainError, cuda_home, link_shared, run
+from rose.aot.toolchain import ToolchainError, cuda_home, link_shared, run
 
 UNUSED = re.compile(r"_paged_|_mask_[23]\.cu$")
 

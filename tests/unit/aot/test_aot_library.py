@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rose.attention.library import KernelLibrary, KernelQuery, runs_on
-from rose.attention.manifest import (
+from rose.aot.library import KernelLibrary, KernelQuery, runs_on
+from rose.aot.manifest import (
     MANIFEST_NAME,
     KernelRecord,
     ManifestError,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rose.attention.manifest import MANIFEST_NAME, KernelRecord, ManifestError, read_manifest, sha256_of
+from rose.aot.manifest import MANIFEST_NAME, KernelRecord, ManifestError, read_manifest, sha256_of
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The command `python -m rose.attention.aot`: build attention kernels ahead of time.
+"""The command `python -m rose.aot`: build attention kernels ahead of time.
 
 Needs `pip install .[aot]`, a C++ compiler and, for FlashInfer, nvcc 13.0 or later; no GPU. FlashAttention-4
 takes a few seconds a kernel; FlashInfer one to ten minutes a module on one slow core.
@@ -15,10 +15,8 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from rose.attention.aot.toolchain import ToolchainError, cuda_home, cuda_version, run
-from rose.attention.aot.variants import HOPPER, KERNELS, KernelVariant, select
-from rose.attention.folders import default_output, user_cache
-from rose.attention.manifest import (
+from rose.aot.folders import default_output, user_cache
+from rose.aot.manifest import (
     MANIFEST_NAME,
     KernelRecord,
     merge,
@@ -26,6 +24,8 @@ from rose.attention.manifest import (
     sha256_of,
     write_manifest,
 )
+from rose.aot.toolchain import ToolchainError, cuda_home, cuda_version, run
+from rose.aot.variants import HOPPER, KERNELS, KernelVariant, select
 
 FA4_PACKAGES = ("flash-attn-4", "nvidia-cutlass-dsl", "quack-kernels", "apache-tvm-ffi")
 FLASHINFER_PACKAGES = ("flashinfer-python", "apache-tvm-ffi")
@@ -34,7 +34,7 @@ H200_SMS = "132"  # FA4's selector asks for it; the varlen kernels of sm_90a do 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """The command line; see `--help`."""
-    parser = argparse.ArgumentParser(prog="python -m rose.attention.aot", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m rose.aot", description=__doc__)
     parser.add_argument(
         "--out", type=Path, default=default_output(), help="folder to write (default: %(default)s)"
     )
@@ -114,7 +114,7 @@ def _build_flashinfer(variant: KernelVariant, work: Path, built: Path, jobs: int
 def _run_builder(module: str, arguments: list[str], environment: dict[str, str]) -> None:
     binaries = str(Path(sys.executable).parent)  # ninja, installed beside this interpreter
     path = os.pathsep.join([binaries, os.environ.get("PATH", os.defpath)])
-    command = [sys.executable, "-m", f"rose.attention.aot.{module}", *arguments]
+    command = [sys.executable, "-m", f"rose.aot.{module}", *arguments]
     run(command, {**os.environ, **environment, "PATH": path})
 
 

@@ -1,6 +1,6 @@
-"""What lies in a folder of attention kernels built ahead of time, and how to check it.
+"""What lies in a folder of kernels built ahead of time, and how to check it.
 
-A folder holds one shared object a kernel and `manifest.json`, written by `python -m rose.attention.aot`.
+A folder holds one shared object a kernel and `manifest.json`, written by `python -m rose.aot`.
 Free of torch, so that a build and its tests need none of it.
 """
 

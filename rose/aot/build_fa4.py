@@ -11,7 +11,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from rose.attention.aot.toolchain import ToolchainError, cuda_home, link_shared
+from rose.aot.toolchain import ToolchainError, cuda_home, link_shared
 
 # The runtime's only undefined symbol is defined by the Python package; errors reach tvm_ffi without it.
 SHIM = 'extern "C" void CuteDSLRT_TVMFFISetRaisedCudaError(void *, int) {}\n'

@@ -1,0 +1,1 @@
+"""Builds attention kernels ahead of time: `python -m rose.aot`."""

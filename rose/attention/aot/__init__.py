@@ -1,1 +1,0 @@
-"""Builds attention kernels ahead of time: `python -m rose.attention.aot`."""
