@@ -103,6 +103,8 @@ class EngineInfo:
     has_int8: whether BatchResult.int8 is given.
     max_batch_tokens, max_batch_seqs: the most one step takes.
     attention: the attention backends in use, in order of preference.
+    prompts: what the model's authors put before a text, by name of the task, such as "query".
+    default_prompt_name: which of them a text gets when its request names none; None: none.
     """
 
     model: str
@@ -118,6 +120,8 @@ class EngineInfo:
     normalize: bool
     has_int8: bool = False
     attention: tuple[str, ...] = field(default=())
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
 
 
 class Engine(Protocol):
