@@ -14,7 +14,7 @@ SCORING = Limits(requests=500, min_s=3.0, max_s=30.0)
 THROUGHPUT = Limits(warmup_requests=16, requests=200, min_s=10.0, max_s=30.0)
 CONCURRENT = Limits(warmup_requests=200, requests=2000, min_s=5.0, max_s=30.0)
 # A schedule is measured for max_s; 10 s at 100 requests a second are enough for a p99.
-OPEN = Limits(warmup_s=2.0, max_s=10.0)
+OPEN = Limits(warmup_s=2.0, max_warmup_s=5.0, max_s=10.0)
 MIXED = Limits(warmup_s=3.0, max_s=15.0)
 QUICK = Limits(warmup_requests=5, warmup_s=0.3, max_warmup_s=1.0, requests=20, min_s=0.3, max_s=2.0)
 LOADS = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120)
@@ -147,7 +147,7 @@ def trace(custom: Custom) -> Iterator[Case]:
 def saturation(case: Case) -> Case:
     """What is measured first, to know the rate of which an open loop takes shares."""
     stream = case.streams[0]
-    limits = replace(case.limits, requests=10**9, max_warmup_s=max(case.limits.warmup_s, 5.0))
+    limits = replace(case.limits, requests=10**9)
     full = Stream(stream.shape, in_flight=SATURATING // stream.processes, processes=stream.processes)
     return Case("open", f"{stream.shape}, {SATURATING} in flight: the maximum", (full,), limits)
 

@@ -22,7 +22,7 @@ class Script:
     """What it does. stall_at: the request (counted from 1) at which the whole server stops for stall_s.
 
     refuse_every, fail_every, drop_every: every n-th request gets 429, 500 or a closed connection; 0: none.
-    hang_at: the request that is never answered. wrong_after: the last request that gets the right vectors.
+    hang_every: every n-th is never answered. wrong_after: the last request that gets the right vectors.
     """
 
     delay_s: float = 0.0
@@ -31,7 +31,7 @@ class Script:
     refuse_every: int = 0
     fail_every: int = 0
     drop_every: int = 0
-    hang_at: int = 0
+    hang_every: int = 0
     wrong_after: int | None = None
     info: dict[str, Any] | None = None
 
@@ -79,7 +79,7 @@ class Stub:
         number, script = self.requests, self._script
         if number == script.stall_at:
             time.sleep(script.stall_s)  # noqa: ASYNC251 - that nothing else runs is the point
-        if number == script.hang_at:
+        if script.hang_every and number % script.hang_every == 0:
             await asyncio.sleep(60)
         refusal = await self._refusal(number, request)
         if refusal is not None:

@@ -89,12 +89,12 @@ def test_a_stall_of_the_server_shows_in_the_p99_of_an_open_loop(load: Load) -> N
 
 def test_an_open_loop_measures_the_maximum_first(load: Load) -> None:
     with Stub(Script(delay_s=0.1)) as stub:
-        flags = ("--loads", "10", "--arrivals", "poisson", "--duration", "1.5", "--url", stub.url)
+        flags = ("--loads", "10", "--arrivals", "poisson", "--duration", "1", "--url", stub.url)
         maximum, tenth = (case.streams[0] for case in load("open", *flags).cases)
     assert maximum.in_flight == 64
     assert maximum.requests_per_s == pytest.approx(640, rel=0.4)
     assert tenth.rate == pytest.approx(maximum.requests_per_s / 10)
-    assert tenth.response.count == pytest.approx(1.5 * (tenth.rate or 0), rel=0.5)
+    assert tenth.response.count == pytest.approx(tenth.rate, rel=0.5)
 
 
 def test_refusals_are_counted_apart(load: Load) -> None:
@@ -109,7 +109,7 @@ def test_refusals_are_counted_apart(load: Load) -> None:
 
 def test_failures_are_counted_by_kind(load: Load) -> None:
     with Stub(Script(fail_every=4, drop_every=5)) as stub:
-        stream = load.only("latency", "--url", stub.url, "--duration", "2", "--requests", "60")
+        stream = load.only("latency", "--url", stub.url, "--duration", "1", "--requests", "60")
     assert stream.errors.pop("http 500") > 0
     assert sum(stream.errors.values()) > 0 and all(kind.startswith("connection") for kind in stream.errors)
     assert stream.rejected == 0 and stream.service.count > 0
@@ -117,13 +117,14 @@ def test_failures_are_counted_by_kind(load: Load) -> None:
 
 
 def test_a_request_without_an_answer_is_given_up(load: Load) -> None:
-    with Stub(Script(delay_s=0.005, hang_at=30)) as stub:
+    with Stub(Script(delay_s=0.005, hang_every=50)) as stub:
         begun_s = time.monotonic()
-        flags = ("--timeout", "0.5", "--duration", "3", "--requests", "100000", "--url", stub.url)
+        flags = ("--timeout", "0.5", "--duration", "1.5", "--requests", "100000", "--url", stub.url)
         stream = load.only("latency", *flags)
     assert time.monotonic() - begun_s < 30
-    assert sum(stream.errors.values()) + int(stream.service.count > 0) >= 1
-    assert stub.requests > 31, "the client went on with a new connection"
+    assert stream.errors.pop("connection: no answer in 0.5 s") >= 1
+    assert not stream.errors and stream.service.max < 500.0
+    assert stub.requests > 100, "the client went on with a new connection"
 
 
 def test_right_vectors_pass_and_wrong_ones_make_the_run_invalid(load: Load) -> None:
@@ -141,7 +142,7 @@ def test_right_vectors_pass_and_wrong_ones_make_the_run_invalid(load: Load) -> N
 
 def test_two_servers_in_turns(load: Load) -> None:
     with Stub(Script(delay_s=0.01)) as a, Stub(Script(delay_s=0.03)) as b:
-        results = load("latency", "--url", a.url, "--url", b.url, "--rounds", "2")
+        results = load("latency", "--url", a.url, "--url", b.url, "--rounds", "2", "--requests", "10")
     assert [(case.target, case.number) for case in results.cases] == [("A", 0), ("B", 0), ("A", 1), ("B", 1)]
     left, right = (next(iter(column.rounds.values())) for column in compare.columns_of_targets(results))
     p50, _, rate = compare.ratios(left, right)
@@ -174,7 +175,9 @@ def test_texts_are_counted_by_what_the_server_says(load: Load, tmp_path: Path) -
 
 def test_mixed_streams_are_told_apart(load: Load) -> None:
     with Stub(Script(delay_s=0.01)) as stub:
-        alone, beside = load("mixed", "--url", stub.url, "--batches", "4", "--rate", "50").cases
+        alone, beside = load(
+            "mixed", "--url", stub.url, "--batches", "4", "--rate", "50", "--duration", "1"
+        ).cases
     assert [stream.stream for stream in alone.streams] == ["queries"]
     assert [stream.stream for stream in beside.streams] == ["queries", "batches"]
     queries, batches = beside.streams
@@ -230,7 +233,7 @@ def test_a_wrong_answer_ends_the_case(load: Load) -> None:
     assert "FAILED: latency 1×8" in load.out
 
 
-def test_the_client_alone_costs_little(load: Load, tmp_path: Path) -> None:
+def test_the_client_alone_costs_little(tmp_path: Path) -> None:
     """Against the echo server a round trip takes tens of microseconds; the bound is for a busy machine."""
     command = [sys.executable, "-m", "loadgen", "echo", "--port", "0"]
     echo = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
@@ -238,7 +241,6 @@ def test_the_client_alone_costs_little(load: Load, tmp_path: Path) -> None:
         assert echo.stdout is not None
         found = re.match(r"echo at (http://\S+)", echo.stdout.readline())
         assert found is not None
-        load("scoring", "--url", found.group(1), "--batches", "3")
         flags = ["--quick", "--lengths", "8", "--url", found.group(1), "--json", str(tmp_path / "r.json")]
         assert main(["latency", *flags]) == 0
     finally:
