@@ -28,11 +28,14 @@ def silu_mul(gate_up: Tensor, out: Tensor) -> None:
 
 
 def bias_gelu(x: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """out [T, I] = gelu(x + bias), the exact form with erf. x: [T, I], may be `out`. bias: [I] or None."""
+    """out [T, I] = gelu(x + bias), the exact form with erf. bias: [I] or None.
+
+    x: [T, I], may be `out`; or split-K partial sums [K, T, I].
+    """
     if dispatch.uses_triton(out):
         from rose.kernels.jit import activation as jit
 
         jit.bias_gelu(x, bias, out)
     else:
-        total = x.float() if bias is None else x.float() + bias.float()
-        out.copy_(torch.nn.functional.gelu(total))
+        total = x.float().sum(0) if x.dim() == 3 else x.float()
+        out.copy_(torch.nn.functional.gelu(total if bias is None else total + bias.float()))

@@ -1,4 +1,4 @@
-"""Elementwise over tiles of one row."""
+"""Elementwise over tiles of a few rows by some columns."""
 
 # Triton kernels: parameters have no Python types, and compile-time constants are capitals as in Triton's own.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -10,14 +10,39 @@ from typing import TYPE_CHECKING
 
 import triton.language as tl
 
-from rose.kernels.jit.compile import block_of, ceil_div, kernel, launch, wait_for_inputs, warps_for
+from rose.kernels.jit.compile import (
+    block_of,
+    ceil_div,
+    device_function,
+    kernel,
+    launch,
+    rows_a_program,
+    wait_for_inputs,
+    warps_for,
+)
 from rose.kernels.jit.norm import load_sum, splits_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Columns a program: 4 warps with one 16-byte access a thread and operand.
+# Columns a program: 4 warps with one 16-byte access a thread, row and operand.
 _COLUMNS = 1024
+
+
+@device_function
+def gelu(x):
+    """x * Phi(x) = max(x, 0) - |x| * Phi(-|x|), with Phi(-|x|) = erfc(|x| / sqrt(2)) / 2 to 1e-7.
+
+    libdevice's erf is two polynomials of which a warp computes both: with it, 51200 x 4096 elements took 318 us
+    on an H200, bound by instructions; this is 16 of them, two of which are an exp and a reciprocal (by rsqrt,
+    the only one of Triton's that is a single instruction).
+    Source: Abramowitz & Stegun, Handbook of Mathematical Functions, 7.1.26.
+    """
+    size = tl.abs(x)
+    root = tl.rsqrt(1.0 + 0.23164190 * size)
+    t = root * root
+    poly = t * (0.12741480 + t * (-0.14224837 + t * (0.71070687 + t * (-0.72657601 + t * 0.53070271))))
+    return tl.maximum(x, 0.0) - size * poly * tl.exp2(-0.72134752 * x * x)
 
 
 @kernel("num_tokens")
@@ -28,54 +53,61 @@ def _silu_mul(
     SPLITS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     wait_for_inputs(PDL)
-    row = tl.program_id(0).to(tl.int64)
-    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = cols < WIDTH
-    at = row * (2 * WIDTH) + cols
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    cols = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    mask = (rows < num_tokens) & (cols < WIDTH)
+    at = rows.to(tl.int64) * (2 * WIDTH) + cols
     split_stride = tl.cast(num_tokens, tl.int64) * (2 * WIDTH)
     gate = load_sum(gate_up_ptr, at, mask, split_stride, SPLITS)
     up = load_sum(gate_up_ptr, at + WIDTH, mask, split_stride, SPLITS)
     result = gate * tl.sigmoid(gate) * up
-    tl.store(out_ptr + row * WIDTH + cols, result.to(out_ptr.dtype.element_ty), mask=mask)
+    out = out_ptr + rows.to(tl.int64) * WIDTH + cols
+    tl.store(out, result.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@kernel()
+@kernel("num_tokens")
 def _bias_gelu(
     x_ptr,
     bias_ptr,
     out_ptr,
+    num_tokens,
+    SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     wait_for_inputs(PDL)
-    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = cols < WIDTH
-    at = tl.program_id(0).to(tl.int64) * WIDTH + cols
-    x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    cols = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    mask = (rows < num_tokens) & (cols < WIDTH)
+    at = rows.to(tl.int64) * WIDTH + cols
+    x = load_sum(x_ptr, at, mask, tl.cast(num_tokens, tl.int64) * WIDTH, SPLITS)
     if HAS_BIAS:
-        x += tl.load(bias_ptr + cols, mask=mask, other=0.0).to(tl.float32)
-    result = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-    tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=mask)
+        x += tl.load(bias_ptr + cols, mask=cols < WIDTH, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, gelu(x).to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def silu_mul(gate_up: Tensor, out: Tensor) -> None:
     """See rose.kernels.activation.silu_mul."""
     num_tokens, width = out.shape
     block = min(block_of(width), _COLUMNS)
+    rows = rows_a_program(num_tokens * ceil_div(width, block))
     launch(
         _silu_mul,
-        (num_tokens, ceil_div(width, block)),
+        (ceil_div(num_tokens, rows), ceil_div(width, block)),
         gate_up,
         out,
         num_tokens,
         SPLITS=splits_of(gate_up),
         WIDTH=width,
         BLOCK=block,
+        ROWS=rows,
         num_warps=warps_for(block),
     )
 
@@ -84,14 +116,18 @@ def bias_gelu(x: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """See rose.kernels.activation.bias_gelu."""
     num_tokens, width = out.shape
     block = min(block_of(width), _COLUMNS)
+    rows = rows_a_program(num_tokens * ceil_div(width, block))
     launch(
         _bias_gelu,
-        (num_tokens, ceil_div(width, block)),
+        (ceil_div(num_tokens, rows), ceil_div(width, block)),
         x,
         x if bias is None else bias,
         out,
+        num_tokens,
+        SPLITS=splits_of(x),
         HAS_BIAS=bias is not None,
         WIDTH=width,
         BLOCK=block,
+        ROWS=rows,
         num_warps=warps_for(block),
     )

@@ -1,4 +1,4 @@
-"""One program a row: load it once, keep it in registers, store once."""
+"""A program takes a few rows: loads them once, keeps them in registers, stores them once."""
 
 # Triton kernels: parameters have no Python types, and compile-time constants are capitals as in Triton's own.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 
 import triton.language as tl
 
-from rose.kernels.jit.compile import block_of, device_function, kernel, launch, wait_for_inputs, warps_for
+from rose.kernels.jit.compile import (
+    block_of,
+    ceil_div,
+    device_function,
+    kernel,
+    launch,
+    rows_a_program,
+    wait_for_inputs,
+    warps_for,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,9 +45,10 @@ def rms_scaled(x, eps, HIDDEN: tl.constexpr):
 
 @device_function
 def layer_scaled(x, mask, eps, HIDDEN: tl.constexpr):
-    """(x - mean) / sqrt(variance + eps) of one row; two passes over registers, so that nothing cancels."""
-    centred = tl.where(mask, x - tl.sum(x, axis=0) / HIDDEN, 0.0)
-    return centred * tl.rsqrt(tl.sum(centred * centred, axis=0) / HIDDEN + eps)
+    """(x - mean) / sqrt(variance + eps) along the last axis; two passes over registers: nothing cancels."""
+    centred = tl.where(mask, x - tl.sum(x, axis=len(x.shape) - 1, keep_dims=True) / HIDDEN, 0.0)
+    variance = tl.sum(centred * centred, axis=len(x.shape) - 1, keep_dims=True) / HIDDEN
+    return centred * tl.rsqrt(variance + eps)
 
 
 @kernel("num_tokens")
@@ -53,13 +63,15 @@ def _rms_norm(
     HAS_RESIDUAL: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     wait_for_inputs(PDL)
-    cols = tl.arange(0, BLOCK)
-    mask = cols < HIDDEN
-    at = tl.program_id(0).to(tl.int64) * HIDDEN + cols
-    weight = tl.load(weight_ptr + cols, mask=mask, other=0.0).to(tl.float32)
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    cols = tl.arange(0, BLOCK)[None, :]
+    mask = (rows < num_tokens) & (cols < HIDDEN)
+    at = rows.to(tl.int64) * HIDDEN + cols
+    weight = tl.load(weight_ptr + cols, mask=cols < HIDDEN, other=0.0).to(tl.float32)
     total = load_sum(x_ptr, at, mask, tl.cast(num_tokens, tl.int64) * HIDDEN, SPLITS)
     if HAS_RESIDUAL:
         total += tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
@@ -82,18 +94,21 @@ def _add_layer_norm(
     HAS_BIAS: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     wait_for_inputs(PDL)
-    cols = tl.arange(0, BLOCK)
-    mask = cols < HIDDEN
-    at = tl.program_id(0).to(tl.int64) * HIDDEN + cols
-    weight = tl.load(weight_ptr + cols, mask=mask, other=0.0).to(tl.float32)
-    norm_bias = tl.load(norm_bias_ptr + cols, mask=mask, other=0.0).to(tl.float32)
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    cols = tl.arange(0, BLOCK)[None, :]
+    live = cols < HIDDEN
+    mask = (rows < num_tokens) & live
+    at = rows.to(tl.int64) * HIDDEN + cols
+    weight = tl.load(weight_ptr + cols, mask=live, other=0.0).to(tl.float32)
+    norm_bias = tl.load(norm_bias_ptr + cols, mask=live, other=0.0).to(tl.float32)
     total = load_sum(x_ptr, at, mask, tl.cast(num_tokens, tl.int64) * HIDDEN, SPLITS)
     total += tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
     if HAS_BIAS:
-        total += tl.load(bias_ptr + cols, mask=mask, other=0.0).to(tl.float32)
+        total += tl.load(bias_ptr + cols, mask=live, other=0.0).to(tl.float32)
     normed = layer_scaled(total, mask, eps, HIDDEN) * weight + norm_bias
     tl.store(out_ptr + at, normed.to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -110,10 +125,10 @@ def add_rms_norm(x: Tensor, residual: Tensor, norm: RmsNorm, out: Tensor) -> Non
 
 def _launch_rms_norm(x: Tensor, residual: Tensor | None, norm: RmsNorm, out: Tensor) -> None:
     num_tokens, hidden = out.shape
-    block = block_of(hidden)
+    block, rows = block_of(hidden), rows_a_program(num_tokens)
     launch(
         _rms_norm,
-        (num_tokens,),
+        (ceil_div(num_tokens, rows),),
         x,
         x if residual is None else residual,
         norm.weight,
@@ -124,6 +139,7 @@ def _launch_rms_norm(x: Tensor, residual: Tensor | None, norm: RmsNorm, out: Ten
         HAS_RESIDUAL=residual is not None,
         HIDDEN=hidden,
         BLOCK=block,
+        ROWS=rows,
         num_warps=warps_for(block),
     )
 
@@ -131,10 +147,10 @@ def _launch_rms_norm(x: Tensor, residual: Tensor | None, norm: RmsNorm, out: Ten
 def add_layer_norm(x: Tensor, residual: Tensor, bias: Tensor | None, norm: LayerNorm, out: Tensor) -> None:
     """See rose.kernels.norm.add_layer_norm."""
     num_tokens, hidden = out.shape
-    block = block_of(hidden)
+    block, rows = block_of(hidden), rows_a_program(num_tokens)
     launch(
         _add_layer_norm,
-        (num_tokens,),
+        (ceil_div(num_tokens, rows),),
         x,
         residual,
         norm.bias if bias is None else bias,
@@ -147,6 +163,7 @@ def add_layer_norm(x: Tensor, residual: Tensor, bias: Tensor | None, norm: Layer
         HAS_BIAS=bias is not None,
         HIDDEN=hidden,
         BLOCK=block,
+        ROWS=rows,
         num_warps=warps_for(block),
     )
 

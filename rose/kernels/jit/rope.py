@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 import triton.language as tl
 
-from rose.kernels.jit.compile import block_of, ceil_div, kernel, launch, wait_for_inputs, warps_for
+from rose.kernels.jit.compile import (
+    block_of,
+    ceil_div,
+    kernel,
+    launch,
+    rows_a_program,
+    wait_for_inputs,
+    warps_for,
+)
 from rose.kernels.jit.norm import load_sum, splits_of
 
 if TYPE_CHECKING:
@@ -18,8 +26,8 @@ if TYPE_CHECKING:
 
     from rose.kernels.rope import QkRope
 
-# Heads a program: few while programs are scarce (128 tokens give 384), more when starting them costs.
-_FEW_ROWS, _MANY_ROWS, _MANY_TOKENS = 8, 16, 2048
+# Heads a program while programs are scarce: of 128 elements, with a 16-byte access a thread and half.
+_FEW_ROWS = 8
 
 
 @kernel("positions_ptr", "num_tokens")
@@ -77,10 +85,10 @@ def qk_norm_rope(source: Tensor, positions: Tensor, rope: QkRope, qkv: Tensor) -
     num_tokens = len(qkv)
     all_heads = rope.rotated_heads + rope.num_kv_heads
     in_place = source.dim() == 2
-    rows = _MANY_ROWS if num_tokens >= _MANY_TOKENS else _FEW_ROWS
+    heads = rope.rotated_heads if in_place else all_heads
+    rows = _FEW_ROWS * rows_a_program(ceil_div(num_tokens * heads, _FEW_ROWS))
     half = rope.head_dim // 2
     block = block_of(half)
-    heads = rope.rotated_heads if in_place else all_heads
     launch(
         _qk_norm_rope,
         (ceil_div(num_tokens * heads, rows),),

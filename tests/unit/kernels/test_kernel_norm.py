@@ -79,3 +79,20 @@ def test_add_layer_norm_may_write_over_its_residual(device, close):
     expected = torch.nn.functional.layer_norm(x + residual, (96,), eps=1e-5)
     jit.add_layer_norm(x, residual, None, layer, residual)
     close(residual, expected)
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_several_rows_a_program(rows, device, close, poisoned, monkeypatch):
+    """Of which the last program's may be past the end."""
+    monkeypatch.setattr(jit, "rows_a_program", lambda programs: rows)
+    x, residual = torch.randn(2, 5, 72, device=device), torch.randn(6, 72, device=device)
+    ones, zeros = torch.ones(72, device=device), torch.zeros(72, device=device)
+    expected, out = residual[:5] + x.sum(0), poisoned(6, 72, dtype=torch.float32)
+    jit.add_layer_norm(x, residual[:5], None, norm.LayerNorm(ones, zeros, 1e-5), out[:5])
+    close(out[:5], torch.nn.functional.layer_norm(expected, (72,), eps=1e-5))
+    assert out[5].isnan().all()
+    kept = residual.clone()
+    jit.add_rms_norm(x, kept[:5], norm.RmsNorm(ones, 1e-6), out[:5])
+    close(kept[:5], expected)
+    close(out[:5], torch.nn.functional.rms_norm(expected, (72,), eps=1e-6))
+    assert out[5].isnan().all() and torch.equal(kept[5], residual[5])

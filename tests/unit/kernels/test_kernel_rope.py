@@ -76,7 +76,7 @@ def test_many_rows_a_program(device, close, monkeypatch):
     qkv = torch.randn(11, 256, device=device)
     positions = torch.arange(11, device=device).int()
     expected = _expected(qkv, positions, layout)
-    monkeypatch.setattr(jit, "_MANY_TOKENS", 1)
+    monkeypatch.setattr(jit, "rows_a_program", lambda programs: 4)
     jit.qk_norm_rope(qkv, positions, layout, qkv)
     close(qkv.cpu(), expected)
 
