@@ -39,9 +39,13 @@ BREACHES = (
     Breach("rose knows no asyncio and no HTTP", "rose/breach.py", "import asyncio"),
     Breach("loadgen is a black box client", "loadgen/breach.py", "import gateway"),
     Breach(
-        "third-party kernels only in rose.attention and rose.aot", "rose/layers/breach.py", "import flashinfer"
+        "third-party kernels only in rose.attention and rose.aot",
+        "rose/layers/breach.py",
+        "import flashinfer",
     ),
-    Breach("third-party kernels only in rose.attention and rose.aot", "rose/kernels/breach.py", "import quack"),
+    Breach(
+        "third-party kernels only in rose.attention and rose.aot", "rose/kernels/breach.py", "import quack"
+    ),
 )
 
 
