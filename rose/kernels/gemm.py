@@ -1,8 +1,10 @@
-"""Products with few rows in Triton, where splitting K (or fusing SwiGLU) beats cuBLAS; the rest is cuBLAS's.
+"""Products with few rows by kernels of our own, which split K or fuse SwiGLU; the rest is cuBLAS's.
 
 At 16 to 128 tokens a product is as long as its launch and the latency of one pass over K: splitting K over
 more multiprocessors took 704 to 486 µs a forward at 16 tokens on an H200 (pplx-embed-0.6b). The kernel that
-follows adds the partial sums. Which tile serves which shape is a table written by rose.kernels.tune_gemm.
+follows adds the partial sums. There are Triton kernels, and one in CUDA C++ that is faster where it has been
+built: it fetches its weight while the kernel before still runs. Which plan serves which shape is a table
+written by rose.kernels.tune_gemm.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rose.kernels import dispatch
 from rose.kernels.activation import silu_mul
+from rose.kernels.cuda.plan import SkinnyPlan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,17 +64,17 @@ class GemmChoice:
     """Products of up to max_m rows take `plan`, or cuBLAS (then silu_mul, if gated) where it is None."""
 
     max_m: int
-    plan: GemmPlan | None
+    plan: GemmPlan | SkinnyPlan | None
 
 
 def uses_table(weight: Tensor) -> bool:
-    """Whether products with `weight` may follow the table: 16-bit, on a GPU of the kind it was made on."""
-    if not dispatch.uses_triton(weight) or weight.element_size() != 2:
+    """Whether products with `weight` may follow the table: bf16, on a GPU of the kind it was made on."""
+    if not dispatch.uses_triton(weight) or weight.dtype is not torch.bfloat16:
         return False
     return torch.cuda.get_device_capability(weight.device) == TABLE_CAPABILITY
 
 
-def gemm_plan(m: int, n: int, k: int, gated: bool = False) -> GemmPlan | None:
+def gemm_plan(m: int, n: int, k: int, gated: bool = False) -> GemmPlan | SkinnyPlan | None:
     """The plan for x [m, k] and a weight [n, k], or None: cuBLAS."""
     for choice in table().get((n, k, gated), ()):
         if m <= choice.max_m:
@@ -91,14 +94,25 @@ def row_counts(keys: Collection[WeightKey]) -> list[int]:
     return [*sorted(limits), max(limits, default=0) + 1]
 
 
+def launches_early(m: int, keys: Collection[WeightKey]) -> bool:
+    """Whether forwards of m rows through these weights gain from programmatic dependent launch.
+
+    They do where a product fetches its weight early, and lose where none does: 28 layers of 16 tokens without
+    attention 782 µs, 845 µs by launches alone, 553 µs with both (H200, pplx-embed-0.6b).
+    """
+    return any(isinstance(gemm_plan(m, *key), SkinnyPlan) for key in keys)
+
+
 @functools.cache
 def table() -> Mapping[WeightKey, Sequence[GemmChoice]]:
     """The choices for each weight by rising max_m, read once from `TABLE_PATH`."""
-    return read_table(TABLE_PATH)
+    from rose.kernels.cuda.launch import skinny_kernels
+
+    return read_table(TABLE_PATH, skinny=skinny_kernels() is not None)
 
 
-def read_table(path: Path) -> dict[WeightKey, list[GemmChoice]]:
-    """Read what tune_gemm wrote.
+def read_table(path: Path, skinny: bool = False) -> dict[WeightKey, list[GemmChoice]]:
+    """Read what tune_gemm wrote: of each line the plan without skinny_gemm, or with it if `skinny`.
 
     Raises:
         ValueError: a plan does not fit its shape, or is for more than MAX_ROWS rows.
@@ -106,8 +120,12 @@ def read_table(path: Path) -> dict[WeightKey, list[GemmChoice]]:
     table: dict[WeightKey, list[GemmChoice]] = {}
     for row in json.loads(path.read_text("utf-8"))["choices"]:
         n, k = row["n"], row["k"]
-        plan = GemmPlan(**row["plan"]) if row["plan"] else None
-        if plan is not None and not plan.fits(n, k):
+        plan = _read_plan(row, skinny)
+        if isinstance(plan, SkinnyPlan):
+            fits = plan.fits(row["max_m"], n, k)
+        else:
+            fits = plan is None or plan.fits(n, k)
+        if not fits:
             raise ValueError(f"{path}: {plan} does not fit n={n}, k={k}")
         if row["max_m"] > MAX_ROWS:
             raise ValueError(f"{path}: max_m is {row['max_m']}; plans end at {MAX_ROWS} rows")
@@ -117,11 +135,20 @@ def read_table(path: Path) -> dict[WeightKey, list[GemmChoice]]:
     return table
 
 
-def split_k_gemm(x: Tensor, weight: Tensor, plan: GemmPlan, out: Tensor) -> None:
+def _read_plan(row: Mapping[str, Any], skinny: bool) -> GemmPlan | SkinnyPlan | None:
+    if skinny and row.get("skinny"):
+        return SkinnyPlan(**row["skinny"])
+    return GemmPlan(**row["plan"]) if row["plan"] else None
+
+
+def split_k_gemm(x: Tensor, weight: Tensor, plan: GemmPlan | SkinnyPlan, out: Tensor) -> None:
     """out [splits, M, N] = partial sums of x [M, K] @ weight [N, K]ᵀ over equal parts of K; all contiguous.
 
     The sum over the first axis is the product. Accumulated in fp32, stored in `out`'s dtype.
     """
+    if isinstance(plan, SkinnyPlan):
+        _skinny_gemm(x, weight, plan, out)
+        return
     if dispatch.uses_triton(x):
         from rose.kernels.jit import gemm as jit
 
@@ -133,11 +160,19 @@ def split_k_gemm(x: Tensor, weight: Tensor, plan: GemmPlan, out: Tensor) -> None
         out[split].copy_(part @ rows.T)
 
 
-def swiglu_gemm(x: Tensor, weight: Tensor, plan: GemmPlan, out: Tensor) -> None:
+def swiglu_gemm(x: Tensor, weight: Tensor, plan: GemmPlan | SkinnyPlan, out: Tensor) -> None:
     """out [M, I] = silu(x @ gateᵀ) * (x @ upᵀ), weight [2I, K] = gate over up; see GemmPlan.swiglu."""
-    if dispatch.uses_triton(x):
+    if isinstance(plan, SkinnyPlan):
+        _skinny_gemm(x, weight, plan, out)
+    elif dispatch.uses_triton(x):
         from rose.kernels.jit import gemm as jit
 
         jit.swiglu_gemm(x, weight, plan, out)
     else:
         silu_mul(torch.mm(x.float(), weight.float().T), out)
+
+
+def _skinny_gemm(x: Tensor, weight: Tensor, plan: SkinnyPlan, out: Tensor) -> None:
+    from rose.kernels.cuda.launch import skinny_gemm
+
+    skinny_gemm(x, weight, plan, out)

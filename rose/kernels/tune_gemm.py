@@ -1,10 +1,11 @@
-"""Time cuBLAS against split-K and fused SwiGLU products and write the table that `rose.kernels.gemm` reads.
+"""Time cuBLAS against products by kernels of our own and write the table that `rose.kernels.gemm` reads.
 
-    python -m rose.kernels.tune_gemm [--out rose/kernels/gemm_h200.json]
+    python -m rose.kernels.tune_gemm [--out rose/kernels/gemm_h200.json] [--skinny-only]
 
 Each candidate is timed with the kernel that consumes it (which adds the partial sums), over 28 different
 weights in one CUDA graph, as in a model: one weight would stay in the L2 cache and look faster than it is.
-Takes about a minute on an H200; stops at --budget-s and writes the best so far.
+Takes about a minute on an H200; stops at --budget-s and writes the best so far. Plans of skinny_gemm are
+measured if it is built (python -m rose.kernels.cuda.build) and noted beside the best plan without it.
 """
 
 from __future__ import annotations
@@ -13,23 +14,36 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from rose.kernels.activation import silu_mul
-from rose.kernels.gemm import TABLE_PATH, GemmPlan, split_k_gemm, swiglu_gemm
+from rose.kernels.cuda.launch import skinny_kernels
+from rose.kernels.cuda.plan import CHUNK, TOKEN_TILES, SkinnyPlan, token_tile
+from rose.kernels.cuda.plan import SHARED_BYTES as BLOCK_BYTES
+from rose.kernels.dispatch import early_launches
+from rose.kernels.gemm import (
+    TABLE_PATH,
+    GemmChoice,
+    GemmPlan,
+    WeightKey,
+    read_table,
+    split_k_gemm,
+    swiglu_gemm,
+)
 from rose.kernels.norm import LayerNorm, RmsNorm, add_layer_norm, add_rms_norm
 from rose.kernels.rope import QkRope, qk_norm_rope, rope_table
 from rose.kernels.timing import graph_us
 
 Consumer = Literal["rope", "rms_norm", "silu", "layer_norm"]
+Plan = TypeVar("Plan", GemmPlan, SkinnyPlan)
 
 NUM_WEIGHTS = 28
 ROWS = (16, 32, 64, 128, 192, 256, 384, 512)
@@ -40,6 +54,8 @@ MIN_GAIN = 0.03
 # Programs of one product worth trying: from three quarters of an H200's 132 processors to four waves of them.
 PROGRAMS = range(96, 529)
 SHARED_BYTES = 220 * 1024
+# Of skinny_gemm a processor holds one block, or two small ones.
+SKINNY_BLOCKS = range(48, 133)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +88,12 @@ class Problem:
     consume: Callable[[Tensor], None]
     gated: Tensor
 
-    def enqueue(self, plan: GemmPlan | None) -> None:
+    def enqueue(self, plan: GemmPlan | SkinnyPlan | None) -> None:
         """All weights' products, one after another, each with its consumer; None: by cuBLAS."""
+        with early_launches(isinstance(plan, SkinnyPlan)):
+            self._enqueue(plan)
+
+    def _enqueue(self, plan: GemmPlan | SkinnyPlan | None) -> None:
         m, n = len(self.x), self.shape.n
         splits = 1 if plan is None else plan.splits
         out = torch.empty(splits, m, n, dtype=self.x.dtype, device=self.x.device)
@@ -135,6 +155,26 @@ def _plan(splits: int, block_m: int, block_n: int, block_k: int, k: int) -> Gemm
     return GemmPlan(splits, block_m, block_n, block_k, stages, 8 if block_m * block_n >= 128 * 128 else 4)
 
 
+def skinny_candidates(shape: Shape, m: int) -> Iterator[SkinnyPlan]:
+    """Plans of skinny_gemm worth a measurement: about a block a processor.
+
+    x comes all at once, or through a ring as deep as fits, or through one so short that two blocks share a
+    processor and the next product starts to fetch.
+    """
+    gated = (False, True) if shape.consumer == "silu" else (False,)
+    for swiglu, groups, cluster, splits in product(gated, (1, 2, 3), (1, 2), (1, 2, 3, 4, 6, 8, 12, 16)):
+        whole = SkinnyPlan(splits, groups, cluster, shape.k // (splits * CHUNK), swiglu)
+        blocks = whole.grid(shape.n)[0] * splits
+        if m > TOKEN_TILES[-1] or blocks not in SKINNY_BLOCKS:
+            continue
+        fixed = replace(whole, stages=0).shared_bytes(m, shape.k)
+        rings = {(limit - fixed) // (token_tile(m) * CHUNK * 2) for limit in (BLOCK_BYTES, BLOCK_BYTES // 2)}
+        for stages in sorted({min(ring, whole.stages) for ring in rings}, reverse=True):
+            plan = replace(whole, stages=stages)
+            if plan.fits(m, shape.n, shape.k):
+                yield plan
+
+
 def _programs(plan: GemmPlan, m: int, n: int) -> int:
     return -(-m // plan.block_m) * (n // plan.block_n) * plan.splits
 
@@ -161,16 +201,48 @@ def _compile(problems: dict[int, Problem]) -> None:
     with compiling(threads=16):
         for m, one in problems.items():
             short = replace(one, weights=one.weights[:1])
-            for plan in candidates(one.shape, m):
+            plans: list[GemmPlan | SkinnyPlan] = [*candidates(one.shape, m), *_skinny_plans(one)]
+            for plan in plans:
                 short.enqueue(plan)
+
+
+def _skinny_plans(one: Problem) -> list[SkinnyPlan]:
+    return [] if skinny_kernels() is None else list(skinny_candidates(one.shape, len(one.x)))
 
 
 def choose(one: Problem) -> dict[str, object]:
     """The table's line for one shape and number of rows. A plan that cannot run is reported and left out."""
     m, shape = len(one.x), one.shape
     baseline = graph_us(partial(one.enqueue, None)) / NUM_WEIGHTS
-    best, best_us = None, baseline * (1 - MIN_GAIN)
-    for plan in candidates(shape, m):
+    best, us = fastest(one, candidates(shape, m), baseline)
+    say(f"{shape.name:13} M={m:4} cuBLAS {baseline:6.2f} us, best {us:6.2f} us: {best or 'cuBLAS'}")
+    return {**line(one, best, us), "cublas_us": round(baseline, 2)}
+
+
+def line(one: Problem, plan: GemmPlan | None, us: float) -> dict[str, object]:
+    """The table's line where `plan` takes `us` microseconds and is the best without skinny_gemm."""
+    skinny, skinny_us = fastest(one, _skinny_plans(one), us)
+    entry: dict[str, object] = {
+        "n": one.shape.n,
+        "k": one.shape.k,
+        "gated": one.shape.consumer == "silu",
+        "max_m": len(one.x),
+        "plan": None if plan is None else asdict(plan),
+        "us": round(us, 2),
+    }
+    if skinny is None:
+        return entry
+    say(f"{one.shape.name:13} M={len(one.x):4} {us:6.2f} us, by skinny_gemm {skinny_us:6.2f} us: {skinny}")
+    return {**entry, "skinny": asdict(skinny), "skinny_us": round(skinny_us, 2)}
+
+
+def fastest(one: Problem, plans: Iterable[Plan], baseline_us: float) -> tuple[Plan | None, float]:
+    """The fastest of `plans` and its microseconds; None and baseline_us if none is faster by MIN_GAIN.
+
+    A plan that cannot run is reported and left out.
+    """
+    best, best_us = None, baseline_us * (1 - MIN_GAIN)
+    for plan in plans:
         try:
             plan_us = graph_us(partial(one.enqueue, plan)) / NUM_WEIGHTS
         except Exception as error:  # whatever a compiler or a device raises: the others still count
@@ -178,17 +250,29 @@ def choose(one: Problem) -> dict[str, object]:
             continue
         if plan_us < best_us:
             best, best_us = plan, plan_us
-    us = baseline if best is None else best_us
-    say(f"{shape.name:13} M={m:4} cuBLAS {baseline:6.2f} us, best {us:6.2f} us: {best or 'cuBLAS'}")
-    return {
-        "n": shape.n,
-        "k": shape.k,
-        "gated": shape.consumer == "silu",
-        "max_m": m,
-        "plan": None if best is None else asdict(best),
-        "us": round(us, 2),
-        "cublas_us": round(baseline, 2),
-    }
+    return (None, baseline_us) if best is None else (best, best_us)
+
+
+def tune_skinny(shape: Shape, known: Mapping[WeightKey, Sequence[GemmChoice]]) -> Iterator[dict[str, object]]:
+    """Lines for the rows that skinny_gemm can take, with the plans of `known` as the best without it."""
+    weights = [_random(shape.n, shape.k) for _ in range(NUM_WEIGHTS)]
+    problems = {m: problem(shape, m, weights) for m in TOKEN_TILES}
+    _compile(problems)
+    for m, one in problems.items():
+        choices = known.get((shape.n, shape.k, shape.consumer == "silu"), ())
+        plan = next((choice.plan for choice in choices if m <= choice.max_m), None)
+        if plan is None or isinstance(plan, GemmPlan):
+            yield line(one, plan, graph_us(partial(one.enqueue, plan)) / NUM_WEIGHTS)
+
+
+def merge(old: Sequence[dict[str, object]], new: Sequence[dict[str, object]]) -> list[dict[str, object]]:
+    """The lines of both, of the new ones where both have one for the same rows of the same weight."""
+
+    def place(entry: dict[str, object]) -> tuple[object, ...]:
+        return entry["n"], entry["k"], entry["gated"], entry["max_m"]
+
+    merged = {place(entry): entry for entry in (*old, *new)}
+    return list(merged.values())
 
 
 def say(line: str) -> None:
@@ -209,9 +293,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m rose.kernels.tune_gemm", description=__doc__)
     parser.add_argument("--out", type=Path, default=TABLE_PATH, help="the JSON file to write")
     parser.add_argument("--budget-s", type=float, default=80.0, help="stop measuring after this many seconds")
+    parser.add_argument(
+        "--skinny-only", action="store_true", help="keep the table's plans, add those of skinny_gemm"
+    )
     arguments = parser.parse_args(argv)
     deadline = time.monotonic() + arguments.budget_s
     lines: list[dict[str, object]] = []
+    if arguments.skinny_only:
+        old, known = json.loads(arguments.out.read_text("utf-8"))["choices"], read_table(arguments.out)
+        for shape in SHAPES:
+            lines += tune_skinny(shape, known)
+        write(arguments.out, merge(old, lines))
+        return
     for shape in SHAPES:
         lines += tune(shape, GATED_ROWS if shape.consumer == "silu" else ROWS, deadline)
         write(arguments.out, lines)

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rose.attention.base import AttentionSpec
+from rose.kernels.dispatch import early_launches
 from rose.kernels.embedding import EmbeddedTokens, embed_tokens
-from rose.kernels.gemm import partial_elements, row_counts
+from rose.kernels.gemm import launches_early, partial_elements, row_counts
 from rose.kernels.norm import add_rms_norm
 from rose.kernels.pooling import LastHidden, norm_gather_rows, norm_mean_pool, pool_scratch
 from rose.kernels.rope import rope_table
@@ -54,7 +55,7 @@ class Qwen3Model:
         self._table = read.tensor("embed_tokens.weight", config.vocab_size, config.hidden_size)
         self._layers = [read.layer(index, cos_sin) for index in range(config.num_layers)]
         self._norm = read.norm("norm.weight")
-        keys = weight_keys(config)
+        self._keys = keys = weight_keys(config)
         partials = max(map(partial_elements, keys))
         self._workspace = Workspace(config, max_tokens, dtype, device, partials)
         self._scratch = pool_scratch(config.hidden_size, device)
@@ -63,6 +64,10 @@ class Qwen3Model:
 
     def forward(self, batch: DeviceBatch, outputs: Outputs) -> None:
         """Write the pooled vectors of `batch`, a row a sequence, to `outputs`."""
+        with early_launches(launches_early(batch.num_tokens, self._keys)):
+            self._forward(batch, outputs)
+
+    def _forward(self, batch: DeviceBatch, outputs: Outputs) -> None:
         buffers = self._workspace.rows(batch.num_tokens)
         embedded = EmbeddedTokens(buffers.residual, buffers.hidden, buffers.positions)
         first = self._layers[0]

@@ -1,10 +1,10 @@
 // Products of few rows on Hopper: out[split] = x[:, part] @ weight[:, part]^T, bf16 in, fp32 sums, bf16 out.
 //
-// A block owns a tile of the weight so small that everything it multiplies fits into shared memory at once. So
-// nothing is recycled: one thread asks the copy engine for all of it, each 64 columns of K report to a barrier
-// of their own, and the tensor cores follow. The weight is asked for before the wait for the kernel in front
-// (programmatic dependent launch), which hides launch, ramp-up and device memory behind that kernel; only x and
-// the stores come after. Blocks of a cluster have the same part of x: each fetches a share for all of them.
+// A block owns a tile of the weight so small that all of it fits into shared memory at once: one thread asks the
+// copy engine for the whole of it before the wait for the kernel in front (programmatic dependent launch), which
+// hides launch, ramp-up and device memory behind that kernel. Only x and the stores come after. Each 64 columns
+// of K report to a barrier of their own and the tensor cores follow; x goes through a ring where it does not fit.
+// The two blocks of a cluster have the same part of x: each fetches half of it for both.
 //
 // The weight is the 64-row operand and the tokens are the columns, so that 16 tokens cost a quarter of 64.
 // Swizzles, descriptors and instructions: PTX ISA 9.0, "Asynchronous warpgroup level matrix instructions".
@@ -22,8 +22,11 @@ constexpr int kHeaderBytes = 1024;               // barriers; what follows stays
 constexpr uint64_t kReadOnce = 0x12F0000000000000;   // L2 policy evict_first, as CUTLASS spells it
 constexpr uint64_t kReadOften = 0x14F0000000000000;  // evict_last
 
+// Copied through an instruction that the compiler cannot see into: it would compute the address anew in each loop.
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+    uint32_t address;
+    asm volatile("mov.u32 %0, %1;" : "=r"(address) : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(pointer))));
+    return address;
 }
 
 __device__ __forceinline__ uint32_t cluster_rank() {
@@ -38,6 +41,12 @@ __device__ __forceinline__ uint32_t cluster_size() {
     return size;
 }
 
+__device__ __forceinline__ void start_barrier(uint32_t barrier, uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+
 __device__ __forceinline__ void cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
@@ -46,35 +55,24 @@ __device__ __forceinline__ void expect_bytes(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Until the barrier has completed the phases 0 to `phase`.
-__device__ __forceinline__ void wait_for(uint32_t barrier, int phase) {
+// Until the first phase of a barrier is over; none here has a second.
+__device__ __forceinline__ void wait_for(uint32_t barrier) {
     asm volatile(
         "{\n.reg .pred done;\n"
         "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n"
         "@done bra.uni over;\n"
         "bra.uni again;\n"
-        "over:\n}" ::"r"(barrier), "r"(phase & 1) : "memory");
+        "over:\n}" ::"r"(barrier) : "memory");
 }
 
-// Tells block `rank` of the cluster that this warp is done with what the barrier guards.
+// Tells block `rank` of the cluster that a warp is done with what the barrier guards.
 __device__ __forceinline__ void release(uint32_t barrier, uint32_t rank) {
     asm volatile(
         "{\n.reg .b32 there;\n"
         "mapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(rank) : "memory");
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(rank) : "memory");
 }
-
-#ifdef TRACE
-__device__ __forceinline__ long long now() {
-    long long t;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-    return t;
-}
-#define STAMP(i) trace[i] = now()
-#else
-#define STAMP(i)
-#endif
 
 __device__ __forceinline__ void fetch(
     uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier, uint64_t policy) {
@@ -85,12 +83,13 @@ __device__ __forceinline__ void fetch(
         : "memory");
 }
 
-__device__ __forceinline__ void fetch_for_cluster(
-    uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier, uint16_t blocks) {
+// The same for both blocks of a cluster.
+__device__ __forceinline__ void fetch_for_both(
+    uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
         ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(to),
-        "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(blocks), "l"(kReadOften)
+        "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(static_cast<uint16_t>(3)), "l"(kReadOften)
         : "memory");
 }
 
@@ -101,57 +100,61 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t address) {
 
 // A gated weight [2 I, K] seen as [I / 8][2][8][K]: 8 rows of the gate, then the same 8 of up, and so on.
 __device__ __forceinline__ void fetch_gated(
-    uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier, uint64_t policy) {
+    uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
         " [%0], [%1, {%2, %3, %3, %4}], [%5], %6;" ::"r"(to),
-        "l"(map), "r"(column), "r"(0), "r"(row / 16), "r"(barrier), "l"(policy)
+        "l"(map), "r"(column), "r"(0), "r"(row / 16), "r"(barrier), "l"(kReadOnce)
         : "memory");
 }
 
+// d = weight [64, 16] @ x [kTokens, 16]^T, added to d if `add`.
 template <int kTokens>
-__device__ __forceinline__ void multiply(float (&d)[kTokens / 2], uint64_t weight, uint64_t x);
+__device__ __forceinline__ void multiply(float (&d)[kTokens / 2], uint64_t weight, uint64_t x, int add);
 
 template <>
-__device__ __forceinline__ void multiply<16>(float (&d)[8], uint64_t weight, uint64_t x) {
+__device__ __forceinline__ void multiply<16>(float (&d)[8], uint64_t weight, uint64_t x, int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
         "%0,%1,%2,%3,%4,%5,%6,%7"
         "}, %8, %9, p, 1, 1, 0, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-        : "l"(weight), "l"(x), "r"(1));
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+          "+f"(d[7])
+        : "l"(weight), "l"(x), "r"(add));
 }
 
 template <>
-__device__ __forceinline__ void multiply<32>(float (&d)[16], uint64_t weight, uint64_t x) {
+__device__ __forceinline__ void multiply<32>(float (&d)[16], uint64_t weight, uint64_t x, int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
         "}, %16, %17, p, 1, 1, 0, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-        : "l"(weight), "l"(x), "r"(1));
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+          "+f"(d[14]), "+f"(d[15])
+        : "l"(weight), "l"(x), "r"(add));
 }
 
 template <>
-__device__ __forceinline__ void multiply<64>(float (&d)[32], uint64_t weight, uint64_t x) {
+__device__ __forceinline__ void multiply<64>(float (&d)[32], uint64_t weight, uint64_t x, int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
         "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
         "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
         "}, %32, %33, p, 1, 1, 0, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "l"(weight), "l"(x), "r"(1));
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "l"(weight), "l"(x), "r"(add));
 }
 
 template <>
-__device__ __forceinline__ void multiply<128>(float (&d)[64], uint64_t weight, uint64_t x) {
+__device__ __forceinline__ void multiply<128>(float (&d)[64], uint64_t weight, uint64_t x, int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
@@ -160,19 +163,21 @@ __device__ __forceinline__ void multiply<128>(float (&d)[64], uint64_t weight, u
         "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
         "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
         "}, %64, %65, p, 1, 1, 0, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "l"(weight), "l"(x), "r"(1));
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
+          "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
+          "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
+          "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
+          "+f"(d[63])
+        : "l"(weight), "l"(x), "r"(add));
 }
 
 template <>
-__device__ __forceinline__ void multiply<256>(float (&d)[128], uint64_t weight, uint64_t x) {
+__device__ __forceinline__ void multiply<256>(float (&d)[128], uint64_t weight, uint64_t x, int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
@@ -185,23 +190,26 @@ __device__ __forceinline__ void multiply<256>(float (&d)[128], uint64_t weight, 
         "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"
         "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
         "}, %128, %129, p, 1, 1, 0, 0;\n}\n"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
-          "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
-          "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
-          "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
-          "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
-          "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
-          "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
-          "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
-          "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-        : "l"(weight), "l"(x), "r"(1));
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+          "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+          "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+          "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+          "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
+          "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
+          "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
+          "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
+          "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]),
+          "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]),
+          "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]),
+          "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]),
+          "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), "+f"(d[96]), "+f"(d[97]),
+          "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]), "+f"(d[104]),
+          "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
+          "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]),
+          "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]),
+          "+f"(d[126]), "+f"(d[127])
+        : "l"(weight), "l"(x), "r"(add));
 }
 
 
@@ -270,172 +278,148 @@ __device__ __forceinline__ void store_gated(
     }
 }
 
-// The barriers at the start of shared memory; then x [stages][kTokens][64], then the weight
-// [groups][chunks][64][64].
-struct Barriers {
-    uint32_t at;
-    __device__ uint32_t weight(int chunk) const { return at + chunk * 8; }
-    __device__ uint32_t full(int stage) const { return at + 256 + stage * 8; }
-    __device__ uint32_t empty(int stage) const { return at + 512 + stage * 8; }
+// What all threads of a block know. Shared memory: barriers, then x [stages][kTokens][64], then the weight
+// [groups][chunks][64][64]; columns of 64 are swizzled rows. Every chunk of K has barriers of its own, so that
+// none has a second phase: `ready` when its weight and x are there, `taken` when its x may be overwritten.
+template <int kGroups, int kTokens>
+struct Block {
+    static constexpr int kXBytes = kTokens * kChunk * 2;
+    uint32_t shared;
+    int chunks, stages, cluster;
+
+    __device__ uint32_t ready(int chunk) const { return shared + chunk * 8; }
+    __device__ uint32_t taken(int chunk) const { return shared + kHeaderBytes / 2 + chunk * 8; }
+    __device__ uint32_t x(int stage) const { return shared + kHeaderBytes + stage * kXBytes; }
+    __device__ uint32_t weight(int group, int chunk) const {
+        return x(stages) + (group * chunks + chunk) * kTileBytes;
+    }
 };
 
-// Asks for everything a block multiplies; one thread.
-template <int kGroups, int kTokens, bool kGated>
-__device__ __forceinline__ void request(
-    const CUtensorMap* weight_map, const CUtensorMap* x_map, uint32_t shared, int chunks, int stages
-#ifdef TRACE
-    , long long* trace
-#endif
-    ) {
-    constexpr int kXBytes = kTokens * kChunk * 2;
-    const Barriers barriers{shared};
-    const int rank = cluster_rank(), size = cluster_size();
-    const uint32_t x_at = shared + kHeaderBytes, weight_at = x_at + stages * kXBytes;
-    const int first_column = blockIdx.y * chunks * kChunk, first_row = blockIdx.x * kGroups * kTileRows;
-#ifdef ROTATE
-    const int turn = blockIdx.x / size % chunks;
-#else
-    const int turn = 0;
-#endif
-#ifdef NOHINT
-    const uint64_t once = 0x1000000000000000, often = 0x1000000000000000;
-#else
-    const uint64_t once = kReadOnce, often = kReadOften;
-#endif
+// Starts the barriers; each `ready` already counts the bytes it will see.
+template <int kGroups, int kTokens>
+__device__ __forceinline__ void start_barriers(const Block<kGroups, kTokens>& block) {
 #pragma unroll 1
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-        expect_bytes(barriers.weight(chunk), kGroups * kTileBytes);
-        const int column = first_column + (chunk + turn < chunks ? chunk + turn : chunk + turn - chunks) * kChunk;
+    for (int chunk = 0; chunk < block.chunks; ++chunk) {
+        start_barrier(block.ready(chunk), 1);
+        if (chunk + block.stages < block.chunks) start_barrier(block.taken(chunk), kGroups * 4 * block.cluster);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+template <int kGroups, int kTokens, bool kGated>
+__device__ __forceinline__ void request_weight(const Block<kGroups, kTokens>& block, const CUtensorMap* map) {
+    const int first_column = blockIdx.y * block.chunks * kChunk, first_row = blockIdx.x * kGroups * kTileRows;
+#pragma unroll 1
+    for (int chunk = 0; chunk < block.chunks; ++chunk) {
+        expect_bytes(block.ready(chunk), block.kXBytes + kGroups * kTileBytes);
+#pragma unroll
         for (int group = 0; group < kGroups; ++group) {
-            const uint32_t to = weight_at + (group * chunks + chunk) * kTileBytes;
-            const int row = first_row + group * kTileRows;
+            const uint32_t to = block.weight(group, chunk);
+            const int column = first_column + chunk * kChunk, row = first_row + group * kTileRows;
             if (kGated)
-                fetch_gated(to, weight_map, column, row, barriers.weight(chunk), once);
+                fetch_gated(to, map, column, row, block.ready(chunk));
             else
-                fetch(to, weight_map, column, row, barriers.weight(chunk), once);
+                fetch(to, map, column, row, block.ready(chunk), kReadOnce);
         }
     }
-    if (size > 1) cluster_wait();  // until all blocks' barriers exist
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    STAMP(1);
-    const int share = kTokens / size;
-    int stage = 0, round = 0;
+}
+
+// Waits for the kernel in front, with all that the first request needs already known. A cluster is 1 or 2 blocks.
+template <int kGroups, int kTokens>
+__device__ __forceinline__ void request_x(const Block<kGroups, kTokens>& block, const CUtensorMap* map) {
+    const bool alone = block.cluster == 1;
+    const int row = alone ? 0 : cluster_rank() * (kTokens / 2), stop = (blockIdx.y + 1) * block.chunks * kChunk;
+    uint32_t to = block.x(0) + row * kChunk * 2, ready = block.ready(0), taken = block.taken(0) - block.stages * 8;
+    int column = stop - block.chunks * kChunk, before_reuse = block.stages, stage = 0;
+    asm volatile("griddepcontrol.wait;" : "+r"(to), "+r"(ready), "+r"(taken), "+r"(column) : "r"(stop) : "memory");
 #pragma unroll 1
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-        if (round > 0) wait_for(barriers.empty(stage), round - 1);
-        expect_bytes(barriers.full(stage), kXBytes);
-        const uint32_t to = x_at + stage * kXBytes + rank * share * kChunk * 2;
-        const int column = first_column + (chunk + turn < chunks ? chunk + turn : chunk + turn - chunks) * kChunk;
-        if (size > 1)
-            fetch_for_cluster(to, x_map, column, rank * share, barriers.full(stage), (1 << size) - 1);
+    for (; column < stop; column += kChunk, ready += 8, taken += 8) {
+        if (--before_reuse < 0) wait_for(taken);
+        if (alone)
+            fetch(to, map, column, row, ready, kReadOften);
         else
-            fetch(to, x_map, column, 0, barriers.full(stage), often);
-        if (++stage == stages) stage = 0, ++round;
+            fetch_for_both(to, map, column, row, ready);
+        to += block.kXBytes;
+        if (++stage == block.stages) stage = 0, to -= block.stages * block.kXBytes;
     }
+}
+
+// One warpgroup's sums over the block's part of K.
+template <int kGroups, int kTokens>
+__device__ __forceinline__ void accumulate(
+    const Block<kGroups, kTokens>& block, int group, float (&sums)[kTokens / 2]) {
+    const uint64_t first_x = descriptor(block.x(0));
+    uint64_t x = first_x, weight = descriptor(block.weight(group, 0));
+    int stage = 0;
+#pragma unroll 1
+    for (int chunk = 0; chunk < block.chunks; ++chunk) {
+        wait_for(block.ready(chunk));
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+        for (int step = 0; step < kChunk / 16; ++step)  // 16 columns are 32 bytes: 2 in a descriptor's units
+            multiply<kTokens>(sums, weight + step * 2, x + step * 2, chunk + step > 0);
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        weight += kTileBytes / 16;
+        x += block.kXBytes / 16;
+        if (++stage == block.stages) stage = 0, x = first_x;
+        const int before = chunk - 1;  // its x has been read once at most this chunk's products are under way
+        if (before >= 0 && before + block.stages < block.chunks) {
+            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+            if (threadIdx.x % 32 < block.cluster) release(block.taken(before), threadIdx.x % 32);
+        }
+    }
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
 
 template <int kGroups, int kTokens, bool kGated>
 __device__ __forceinline__ void product(const CUtensorMap* weight_map, const CUtensorMap* x_map, __nv_bfloat16* out,
-                                        int num_tokens, int n, int chunks, int stages, int trigger
-#ifdef TRACE
-    , long long* trace
-#endif
-    ) {
+                                        int num_tokens, int n, int chunks, int stages) {
     extern __shared__ __align__(1024) uint8_t memory[];
-    constexpr int kXBytes = kTokens * kChunk * 2;
-    const uint32_t shared = shared_address(memory);
-    const Barriers barriers{shared};
-    const int group = threadIdx.x / 128, size = cluster_size();
-#ifdef TRACE
-    trace += 8 * (blockIdx.x + blockIdx.y * gridDim.x);
-#endif
-    if (threadIdx.x == kGroups * 128) {
-        STAMP(0);
-        if (trigger == 1) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#pragma unroll 1
-        for (int chunk = 0; chunk < chunks; ++chunk) {
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barriers.weight(chunk)) : "memory");
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barriers.full(chunk)) : "memory");
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barriers.empty(chunk)),
-                         "r"(kGroups * 4 * size) : "memory");
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    const Block<kGroups, kTokens> block{shared_address(memory), chunks, stages, static_cast<int>(cluster_size())};
+    // From lane 0, so that the compiler knows it is the same in a whole warp and keeps addresses in uniform registers.
+    const int group = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0);
+    const bool requests = threadIdx.x == kGroups * 128;
+    if (requests) {
+        asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+        asm volatile("prefetch.tensormap [%0];" ::"l"(x_map) : "memory");
+        start_barriers(block);
+        request_weight<kGroups, kTokens, kGated>(block, weight_map);
     }
     __syncthreads();
-    if (size > 1) asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
-    if (group == kGroups) {
-        if (threadIdx.x == kGroups * 128)
-            request<kGroups, kTokens, kGated>(weight_map, x_map, shared, chunks, stages
-#ifdef TRACE
-            , trace
-#endif
-            );
-        else if (size > 1)
-            cluster_wait();
-    } else {
-        if (size > 1) cluster_wait();
-        const uint32_t weight_at = shared + kHeaderBytes + stages * kXBytes + group * chunks * kTileBytes;
+    if (block.cluster > 1) {
+        cluster_arrive();
+        cluster_wait();  // until the barriers of all its blocks exist
+    }
+    if (requests) request_x(block, x_map);
+    if (group < kGroups) {
         float sums[kTokens / 2];
-#pragma unroll
-        for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0.0f;
-        int stage = 0, round = 0, done = 0;
-#pragma unroll 1
-        for (int chunk = 0; chunk < chunks; ++chunk) {
-            wait_for(barriers.weight(chunk), 0);
-            wait_for(barriers.full(stage), round);
-            if (chunk == 0 && threadIdx.x == 0) { STAMP(2); }
-            if (chunk == chunks - 1 && threadIdx.x == 0) { STAMP(3); }
-            const uint64_t x = descriptor(shared + kHeaderBytes + stage * kXBytes);
-            const uint64_t weight = descriptor(weight_at + chunk * kTileBytes);
-            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-            for (int step = 0; step < kChunk / 16; ++step)  // 16 columns are 32 bytes: 2 in a descriptor's units
-                multiply<kTokens>(sums, weight + step * 2, x + step * 2);
-            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-            if (chunk > 0 && chunk - 1 + stages < chunks) {  // the stage before is wanted again
-                asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                if (threadIdx.x % 32 < size) release(barriers.empty(done), threadIdx.x % 32);
-                if (++done == stages) done = 0;
-            }
-            if (++stage == stages) stage = 0, ++round;
-        }
-        if (trigger == 2) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-        if (threadIdx.x == 0) { STAMP(4); }
+        accumulate(block, kGroups == 1 ? 0 : group, sums);
         if (kGated) {
-            store_gated<kTokens>(sums, weight_at, out + blockIdx.x * kTileRows / 2, num_tokens, n / 2);
+            store_gated<kTokens>(sums, block.weight(0, 0), out + blockIdx.x * (kTileRows / 2), num_tokens, n / 2);
         } else {
             const int column = (blockIdx.x * kGroups + group) * kTileRows;
-            store<kTokens>(sums, weight_at, out + static_cast<int64_t>(blockIdx.y) * num_tokens * n + column,
-                           num_tokens, n, group + 1);
+            out += static_cast<int64_t>(blockIdx.y) * num_tokens * n + column;
+            store<kTokens>(sums, block.weight(group, 0), out, num_tokens, n, group + 1);
         }
-        if (threadIdx.x == 0) { STAMP(5); }
     }
-    if (size > 1 && stages < chunks) {  // others may still report to this block's barriers
-        asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+    if (block.cluster > 1 && stages < chunks) {  // others may still report to this block's barriers
+        cluster_arrive();
         cluster_wait();
     }
 }
 
 }  // namespace
 
-#ifdef TRACE
-#define TRACE_PARAMETER , long long* trace
-#define TRACE_ARGUMENT , trace
-#else
-#define TRACE_PARAMETER
-#define TRACE_ARGUMENT
-#endif
-#define KERNEL(name, groups, tokens, gated)                                                                    \
-    extern "C" __global__ __launch_bounds__((groups) * 128 + 32, 1) void name(                                  \
-        const __grid_constant__ CUtensorMap weight_map, const __grid_constant__ CUtensorMap x_map,              \
-        __nv_bfloat16* out, int num_tokens, int n, int chunks, int stages, int trigger TRACE_PARAMETER) {       \
-        product<groups, tokens, gated>(&weight_map, &x_map, out, num_tokens, n, chunks, stages, trigger TRACE_ARGUMENT); \
+#define KERNEL(name, groups, tokens, gated)                                                                 \
+    extern "C" __global__ __launch_bounds__((groups) * 128 + 32, 1) void name(                               \
+        const __grid_constant__ CUtensorMap weight_map, const __grid_constant__ CUtensorMap x_map,           \
+        __nv_bfloat16* out, int num_tokens, int n, int chunks, int stages) {                                 \
+        product<groups, tokens, gated>(&weight_map, &x_map, out, num_tokens, n, chunks, stages);             \
     }
-#define KERNELS(tokens)                              \
-    KERNEL(skinny_1x64_##tokens, 1, tokens, false)   \
-    KERNEL(skinny_2x64_##tokens, 2, tokens, false)   \
-    KERNEL(skinny_3x64_##tokens, 3, tokens, false)   \
+#define KERNELS(tokens)                            \
+    KERNEL(skinny_1x64_##tokens, 1, tokens, false) \
+    KERNEL(skinny_2x64_##tokens, 2, tokens, false) \
+    KERNEL(skinny_3x64_##tokens, 3, tokens, false) \
     KERNEL(skinny_gated_##tokens, 1, tokens, true)
 
 KERNELS(16)
@@ -443,5 +427,3 @@ KERNELS(32)
 KERNELS(64)
 KERNELS(128)
 KERNEL(skinny_1x64_256, 1, 256, false)
-KERNEL(skinny_2x64_256, 2, 256, false)
-KERNEL(skinny_gated_256, 1, 256, true)

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# Programmatic dependent launch (Hopper and later): a kernel is brought up while the one before it still runs.
-programmatic: ContextVar[bool] = ContextVar("programmatic", default=False)
+from rose.kernels.dispatch import programmatic as programmatic
+
 _compile_only: ContextVar[bool] = ContextVar("compile_only", default=False)
 
 
@@ -37,14 +37,16 @@ def device_function(function: Callable[..., Any]) -> Any:
 
 @device_function
 def wait_for_inputs(PDL: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
-    """First thing in every kernel: wait for the kernel before, then let the one after be brought up.
+    """First thing in every kernel: let the one after be brought up, then wait for the kernel before.
 
-    It must come before any access to memory, also where nothing of the kernel before is read: that kernel may
-    still be reading what this one overwrites.
+    The wait must come before any access to memory, also where nothing of the kernel before is read: that
+    kernel may still be reading what this one overwrites. As every kernel waits, the one after cannot pass its
+    own wait before this one and all before it are done. Brought up only after this one's wait, it had 1 µs
+    less to fetch a weight in: 3.9 became 5.1 µs for QKV and rotation at 16 tokens.
     """
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: object, **constants: object) -> None:
