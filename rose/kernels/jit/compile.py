@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# Programmatic dependent launch (Hopper and later): a kernel is brought up while the one before it still runs.
-programmatic: ContextVar[bool] = ContextVar("programmatic", default=False)
+from rose.kernels.dispatch import programmatic as programmatic
+
 _compile_only: ContextVar[bool] = ContextVar("compile_only", default=False)
 
 
@@ -37,14 +37,16 @@ def device_function(function: Callable[..., Any]) -> Any:
 
 @device_function
 def wait_for_inputs(PDL: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
-    """First thing in every kernel: wait for the kernel before, then let the one after be brought up.
+    """First thing in every kernel: let the one after be brought up, then wait for the kernel before.
 
-    It must come before any access to memory, also where nothing of the kernel before is read: that kernel may
-    still be reading what this one overwrites.
+    The wait must come before any access to memory, also where nothing of the kernel before is read: that
+    kernel may still be reading what this one overwrites. As every kernel waits, the one after cannot pass its
+    own wait before this one and all before it are done. Brought up only after this one's wait, it had 1 µs
+    less to fetch a weight in: 3.9 became 5.1 µs for QKV and rotation at 16 tokens.
     """
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: object, **constants: object) -> None:
@@ -86,7 +88,7 @@ def rows_a_program(programs: int) -> int:
 
     Starting a program costs an H200 0.7 to 0.8 ns, whatever it does then: from 128 to 512 tokens a call grew
     by 0.81 ns a program of add_rms_norm (8 KB), 0.78 of silu_mul (6 KB), 0.69 of qk_norm_rope (4 KB). So they
-    are about two a multiprocessor while that can be had; more than four rows' loads at once hide nothing more.
+    are about two a multiprocessor while that can be had; more than four rows a program hide nothing more.
     """
     return 1 if programs <= 264 else 2 if programs <= 528 else 4
 
