@@ -126,3 +126,27 @@ def test_the_tuner_notes_a_skinny_plan_beside_the_best_without_it(monkeypatch, t
     tune_gemm.write(tmp_path / "table.json", merged)
     choices = gemm.read_table(tmp_path / "table.json", skinny=True)
     assert [choice.plan for choice in choices[shape.n, shape.k, False]] == [QKV, TRITON]
+
+
+def test_skinny_only_keeps_the_plans_that_are_known(monkeypatch, table):
+    shape = next(shape for shape in tune_gemm.SHAPES if shape.name == "pplx qkv")
+    monkeypatch.setattr(tune_gemm, "_random", lambda *size: torch.zeros(1))
+    monkeypatch.setattr(tune_gemm, "_compile", lambda problems: None)
+    monkeypatch.setattr(tune_gemm, "skinny_kernels", object)
+    monkeypatch.setattr(
+        tune_gemm,
+        "problem",
+        lambda shape, m, weights: tune_gemm.Problem(
+            shape, torch.zeros(m, shape.k), weights, lambda product: None, torch.zeros(0)
+        ),
+    )
+
+    def fake(enqueue) -> float:
+        return (4.0 if enqueue.args[0] == QKV else 8.0) * tune_gemm.NUM_WEIGHTS
+
+    monkeypatch.setattr(tune_gemm, "graph_us", fake)
+    lines = list(tune_gemm.tune_skinny(shape, gemm.read_table(table)))
+    assert [line["max_m"] for line in lines] == list(TOKEN_TILES)
+    assert [line["plan"] for line in lines] == [asdict(TRITON), None, None, None, None]
+    # 256 tokens do not fit with eight chunks of x.
+    assert [line.get("skinny") for line in lines] == [asdict(QKV)] * 4 + [None]
