@@ -1,1 +1,1 @@
-"""Builds attention kernels ahead of time: `python -m rose.aot`."""
+"""Builds, finds and loads kernels that are compiled ahead of time: `python -m rose.aot` builds them."""

@@ -1,7 +1,7 @@
-"""The command `python -m rose.aot`: build attention kernels ahead of time.
+"""The command `python -m rose.aot`: build attention kernels and fused matrix products ahead of time.
 
 Needs `pip install .[aot]`, a C++ compiler and, for FlashInfer, nvcc 13.0 or later; no GPU. FlashAttention-4
-takes a few seconds a kernel; FlashInfer one to ten minutes a module on one slow core.
+and products take a few seconds a kernel; FlashInfer one to ten minutes a module on one slow core.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from rose.aot.manifest import (
     write_manifest,
 )
 from rose.aot.toolchain import ToolchainError, cuda_home, cuda_version, run
-from rose.aot.variants import HOPPER, KERNELS, KernelVariant, select
+from rose.aot.variants import GEMM, HOPPER, KERNELS, KernelVariant, select
 
 FA4_PACKAGES = ("flash-attn-4", "nvidia-cutlass-dsl", "quack-kernels", "apache-tvm-ffi")
+GEMM_PACKAGES = ("quack-kernels", "nvidia-cutlass-dsl", "apache-tvm-ffi")
 FLASHINFER_PACKAGES = ("flashinfer-python", "apache-tvm-ffi")
 H200_SMS = "132"  # FA4's selector asks for it; the varlen kernels of sm_90a do not depend on it
 
@@ -61,13 +62,15 @@ def build_variant(variant: KernelVariant, out: Path, work: Path, jobs: int) -> K
     Raises:
         ToolchainError: a package, compiler or library is missing or failed.
     """
-    packages = FA4_PACKAGES if variant.kernel == "fa4" else FLASHINFER_PACKAGES
+    packages = {"fa4": FA4_PACKAGES, GEMM: GEMM_PACKAGES}.get(variant.family, FLASHINFER_PACKAGES)
     versions = _versions(packages) | {"cuda": cuda_version(cuda_home())}
     scratch = work / variant.file.removesuffix(".so")
     scratch.mkdir(parents=True, exist_ok=True)
     built = scratch / variant.file
-    if variant.kernel == "fa4":
+    if variant.family == "fa4":
         _build_fa4(variant, scratch, built)
+    elif variant.family == GEMM:
+        _build_gemm(variant, scratch, built)
     else:
         _build_flashinfer(variant, work, built, jobs)
     target = out / variant.file
@@ -82,9 +85,7 @@ def build_variant(variant: KernelVariant, out: Path, work: Path, jobs: int) -> K
 
 
 def _build_fa4(variant: KernelVariant, scratch: Path, built: Path) -> None:
-    cache = scratch / "cache"
-    shutil.rmtree(cache, ignore_errors=True)  # one object must be found in it
-    cache.mkdir()
+    cache = _empty_cache(scratch)
     environment = {
         "FLASH_ATTENTION_ARCH": variant.arch.rstrip("a"),
         "CUTE_DSL_ARCH": variant.arch,
@@ -94,6 +95,25 @@ def _build_fa4(variant: KernelVariant, scratch: Path, built: Path) -> None:
     }
     shape = [str(variant.head_dim), str(variant.group), str(int(bool(variant.causal)))]
     _run_builder("build_fa4", [*shape, str(cache), str(built)], environment)
+
+
+def _build_gemm(variant: KernelVariant, scratch: Path, built: Path) -> None:
+    cache = _empty_cache(scratch)
+    environment = {
+        "QUACK_ARCH": variant.arch.rstrip("a"),
+        "CUTE_DSL_ARCH": variant.arch,
+        "QUACK_CACHE_ENABLED": "1",
+        "QUACK_CACHE_DIR": str(cache),
+    }
+    _run_builder("build_gemm", [variant.kernel, str(cache), str(built)], environment)
+
+
+def _empty_cache(scratch: Path) -> Path:
+    """A folder in which one compiled object will be found."""
+    cache = scratch / "cache"
+    shutil.rmtree(cache, ignore_errors=True)
+    cache.mkdir()
+    return cache
 
 
 def _build_flashinfer(variant: KernelVariant, work: Path, built: Path, jobs: int) -> None:

@@ -21,9 +21,9 @@ class KernelQuery:
     """What a model needs of a kernel; see KernelRecord for the names."""
 
     kernel: str
-    head_dim: int
-    group: int
-    causal: bool
+    head_dim: int | None = None
+    group: int | None = None
+    causal: bool | None = None
     dtype: str = "bfloat16"
 
 

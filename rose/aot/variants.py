@@ -4,24 +4,37 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rose.aot.products import DEFAULT_PRODUCTS
+
 HOPPER = "sm_90a"
-KERNELS = ("fa4", "flashinfer-fa3", "flashinfer-fa2")
+GEMM = "gemm"
+KERNELS = ("fa4", "flashinfer-fa3", "flashinfer-fa2", GEMM)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelVariant:
-    """One shared object. group and causal are None where one object serves all of them."""
+    """One shared object. group and causal are None where one object serves all of them.
+
+    A product with a fused epilogue is named as in rose.aot.products and has no head_dim.
+    """
 
     kernel: str
-    head_dim: int
+    head_dim: int | None = None
     group: int | None = None
     causal: bool | None = None
     arch: str = HOPPER
 
     @property
+    def family(self) -> str:
+        """One of KERNELS."""
+        return GEMM if self.kernel.startswith(f"{GEMM}-") else self.kernel
+
+    @property
     def file(self) -> str:
         """Name of the shared object, such as "fa4-hd128-g2-full-bf16-sm_90a.so"."""
-        parts = [self.kernel, f"hd{self.head_dim}"]
+        parts = [self.kernel]
+        if self.head_dim is not None:
+            parts.append(f"hd{self.head_dim}")
         if self.group is not None:
             parts.append(f"g{self.group}")
         if self.causal is not None:
@@ -42,17 +55,18 @@ DEFAULT_VARIANTS = (
     KernelVariant("flashinfer-fa3", 64),
     KernelVariant("flashinfer-fa2", 64),
     KernelVariant("flashinfer-fa2", 128),
+    *(KernelVariant(product.name) for product in DEFAULT_PRODUCTS),
 )
 
 
 def select(kernels: list[str], head_dims: list[int], arch: str) -> list[KernelVariant]:
     """Variants of the named kernels and head dimensions (empty: all) that can be built for `arch`.
 
-    fa4 and flashinfer-fa3 are Hopper code; flashinfer-fa2 compiles for any arch.
+    All but flashinfer-fa2, which compiles for any arch, are Hopper code.
     """
     chosen = []
     for variant in DEFAULT_VARIANTS:
-        if kernels and variant.kernel not in kernels:
+        if kernels and variant.family not in kernels:
             continue
         if head_dims and variant.head_dim not in head_dims:
             continue

@@ -1,0 +1,76 @@
+"""Matrix products with fused epilogues, by name: what is built and what a table of plans may ask for.
+
+Free of torch, so that a build and its tests need none of it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+# What follows the product x [M, K] @ w [N, K]ᵀ of row m and column n before it is stored; fp32 until then.
+# swiglu:        silu(even columns) * odd ones, the weight's halves read as if interleaved: [M, N / 2].
+# scaled-swiglu: the same of scale[m] times the product.
+# gelu:          gelu(product + bias[n]), the exact form with erf.
+# residual:      residual += product; also stored: weight[n] * residual, and sums of residual² over the tile's
+#                columns, so that RMSNorm's division can be left to the next product.
+# rope:          scale[m] times the product, then RMSNorm of each query and key head and rotary positions of
+#                adjacent columns (see rose.kernels.fused).
+Epilogue = Literal["swiglu", "scaled-swiglu", "gelu", "residual", "rope"]
+EPILOGUES: tuple[Epilogue, ...] = get_args(Epilogue)
+
+_NAME = re.compile(r"gemm-([a-z-]+)-(\d+)x(\d+)-(pingpong|cooperative)-(\d)x(\d)")
+
+
+@dataclass(frozen=True, slots=True)
+class ProductKernel:
+    """One kernel: an epilogue and a tile of rows x columns, for any M, N and K.
+
+    pingpong: two warpgroups take turns, one's epilogue beside the other's product; else they share a tile.
+    cluster_m, cluster_n: neighbouring tiles, by rows and columns, that share what they load.
+    """
+
+    epilogue: Epilogue
+    tile_m: int
+    tile_n: int
+    pingpong: bool
+    cluster_m: int
+    cluster_n: int
+
+    @property
+    def name(self) -> str:
+        """Such as "gemm-swiglu-128x192-pingpong-2x1"."""
+        schedule = "pingpong" if self.pingpong else "cooperative"
+        tile = f"{self.tile_m}x{self.tile_n}"
+        return f"gemm-{self.epilogue}-{tile}-{schedule}-{self.cluster_m}x{self.cluster_n}"
+
+    @classmethod
+    def parse(cls, name: str) -> ProductKernel:
+        """The kernel of that name.
+
+        Raises:
+            ValueError: it is not such a name.
+        """
+        match = _NAME.fullmatch(name)
+        if match is None or match[1] not in EPILOGUES:
+            raise ValueError(f"{name!r} names no product with an epilogue")
+        sizes = (int(match[group]) for group in (2, 3))
+        return cls(match[1], *sizes, match[4] == "pingpong", int(match[5]), int(match[6]))
+
+
+# The fastest of 40 tiles on an H200 at one or more of 512, 1024, 2048, 4096, 8192, 16384 and 51200 rows.
+DEFAULT_PRODUCTS = tuple(
+    ProductKernel.parse(f"gemm-{name}")
+    for name in (
+        "swiglu-128x192-pingpong-2x1",
+        "swiglu-192x128-pingpong-1x2",
+        "scaled-swiglu-128x192-pingpong-2x1",
+        "scaled-swiglu-192x128-pingpong-1x2",
+        "residual-128x128-pingpong-1x2",
+        "rope-192x128-pingpong-1x2",
+        "rope-128x128-pingpong-1x2",
+        "gelu-128x192-pingpong-2x1",
+        "gelu-256x128-cooperative-2x1",
+    )
+)
