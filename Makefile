@@ -73,6 +73,7 @@ test-long: $(VENV)/.installed-test
 # Attention kernels for this machine's GPU, into .aot/ and the user's cache; takes minutes, needs the `aot` extra.
 aot: $(VENV)/.installed
 	$(PIP_INSTALL) -e '.[aot]'
+	$(BIN)/python -m rose.kernels.cuda.build
 	$(BIN)/python -m rose.aot
 
 bench-cpu: $(VENV)/.installed-test
