@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from rose.models.registry import Model
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Trained in bfloat16: their residual streams leave float16's range (65504) and vectors become NaN.
+# Source: reports on pplx-embed's weights; Gemma's activations reach 8e5. Llama and Qwen2 are built alike.
+_OVERFLOW_FLOAT16 = frozenset({"qwen3", "qwen2", "llama", "gemma3"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,8 @@ def load_engine(folder: Path, options: EngineOptions, *, dummy: bool, model_name
             normalize=config.normalize,
             has_int8=config.quantizer == "tanh_int8",
             attention=tuple(backends),
+            prompts=config.prompts,
+            default_prompt_name=config.default_prompt_name,
         )
         return _start(_Loaded(model, backends, info, _limits(info, config)), options, device)
     except (torch.OutOfMemoryError, DeviceError, EngineError) as error:
@@ -130,9 +135,7 @@ def _dtype(name: str, device: torch.device, config: ModelConfig) -> torch.dtype:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if name not in _DTYPES:
         raise ModelLoadError(f"--dtype {name}: use auto, {', '.join(_DTYPES)}")
-    # Qwen3 was trained in bfloat16; its residual stream leaves float16's range and vectors become NaN.
-    # Source: reports on the published pplx-embed weights in float16.
-    if name == "float16" and config.architecture == "qwen3":
+    if name == "float16" and config.architecture in _OVERFLOW_FLOAT16:
         raise ModelLoadError("--dtype float16: this model overflows in float16; use bfloat16 or float32")
     return _DTYPES[name]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Protocol
 
 from rose.errors import ModelLoadError
@@ -13,6 +14,12 @@ if TYPE_CHECKING:
     from rose.config import ModelConfig
     from rose.device_batch import DeviceBatch, Outputs
     from rose.weights import WeightSource
+
+# By ModelConfig.architecture. Only the model that is built is imported.
+_MODELS = {
+    "bert": ("rose.models.bert", "BertModel"),
+    "qwen3": ("rose.models.qwen3", "Qwen3Model"),
+}
 
 
 class Model(Protocol):
@@ -46,10 +53,6 @@ def build_model(
             f"this {config.architecture} model scores pairs of texts, or is a language model without a "
             "modules.json that names a Pooling module; scoring is not supported yet, only embedding is"
         )
-    if config.architecture == "bert":
-        from rose.models.bert import BertModel
-
-        return BertModel(config, weights, dtype, device, max_tokens)
-    from rose.models.qwen3 import Qwen3Model
-
-    return Qwen3Model(config, weights, dtype, device, max_tokens)
+    module, name = _MODELS[config.architecture]
+    built: Model = getattr(importlib.import_module(module), name)(config, weights, dtype, device, max_tokens)
+    return built

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rose.config import ModelConfig, load_config
+from rose.config import Dense, ModelConfig, load_config
 from rose.errors import ModelLoadError
 
 PRESETS = Path(__file__).resolve().parents[3] / "rose" / "presets"
@@ -128,6 +128,8 @@ def test_packaged_minilm_reads_as_its_preset() -> None:
         ({"pooling_mode_lasttoken": True, "include_prompt": True}, "last"),
         ({"pooling_mode": "mean", "embedding_dimension": 60}, "mean"),
         ({"pooling_mode": ["lasttoken"]}, "last"),
+        ({"pooling_mode_max_tokens": True}, "max"),
+        ({"pooling_mode": "weightedmean"}, "weightedmean"),
     ],
 )
 def test_both_spellings_of_pooling(tmp_path: Path, pooling: object, expected: str) -> None:
@@ -139,9 +141,8 @@ def test_both_spellings_of_pooling(tmp_path: Path, pooling: object, expected: st
 @pytest.mark.parametrize(
     ("pooling", "named"),
     [
-        ({"pooling_mode_max_tokens": True}, "max_tokens"),
+        ({"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt_len_tokens"),
         ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "mean_tokens"),
-        ({"pooling_mode": "weightedmean"}, "weightedmean"),
         ({"pooling_mode": "mean", "include_prompt": False}, "include_prompt"),
         ({}, "pooling"),
     ],
@@ -153,7 +154,10 @@ def test_other_poolings_are_refused(tmp_path: Path, pooling: object, named: str)
 @pytest.mark.parametrize(
     ("modules", "named"),
     [
-        ([ST + "Transformer", ST + "Pooling", ST + "Dense", ST + "Normalize"], "Dense"),
+        ([ST + "Transformer", ST + "Pooling", ST + "Normalize", ST + "Dense"], "Dense"),
+        ([ST + "Transformer", ST + "Pooling", ST + "LayerNorm"], "LayerNorm"),
+        ([ST + "Transformer", ST + "Pooling", "a.FlexibleQuantizer", ST + "Normalize"], "Normalize"),
+        ([ST + "WordEmbeddings", ST + "Pooling"], "WordEmbeddings"),
         ([ST + "Transformer", ST + "Normalize", ST + "Pooling"], "Normalize"),
         ([ST + "Transformer", ST + "Pooling", ST + "Pooling"], "Pooling"),
         ([ST + "Transformer"], "Pooling"),
@@ -271,3 +275,58 @@ def test_config_cannot_be_changed(tmp_path: Path) -> None:
     assert isinstance(config, ModelConfig)
     with pytest.raises(AttributeError):
         config.hidden_size = 1  # type: ignore[misc]
+
+
+def _dense_folder(path: Path, *layers: dict[str, object]) -> Path:
+    """A mean-pooling BERT of 60 features with these Dense modules and a Normalize at its end."""
+    _folder(path, BERT, None, {"pooling_mode": "mean"})
+    names = ["", "1_Pooling", *(f"{index}_Dense" for index in range(2, 2 + len(layers))), "9_Normalize"]
+    kinds = ["Transformer", "Pooling", *["Dense"] * len(layers), "Normalize"]
+    modules = [{"path": name, "type": ST + kind} for name, kind in zip(names, kinds, strict=True)]
+    (path / "modules.json").write_text(json.dumps(modules))
+    for name, layer in zip(names[2:], layers, strict=False):
+        (path / name).mkdir()
+        (path / name / "config.json").write_text(json.dumps(layer))
+    return path
+
+
+IDENTITY = "torch.nn.modules.linear.Identity"
+WIDEN = {"in_features": 60, "out_features": 90, "bias": False, "activation_function": IDENTITY}
+NARROW = {"in_features": 90, "out_features": 20}
+
+
+def test_dense_modules_are_read_in_order(tmp_path: Path) -> None:
+    config = load_config(_dense_folder(tmp_path, WIDEN, NARROW))
+    assert config.dense == (
+        Dense("2_Dense", 60, 90, bias=False, activation="identity"),
+        Dense("3_Dense", 90, 20, bias=True, activation="tanh"),
+    )
+    assert (config.hidden_size, config.dimensions, config.normalize) == (60, 20, True)
+
+
+@pytest.mark.parametrize(
+    ("layer", "named"),
+    [
+        (WIDEN | {"in_features": 61}, "takes 61 features, what precedes it gives 60"),
+        (WIDEN | {"activation_function": "torch.nn.modules.activation.GLU"}, "GLU"),
+        (WIDEN | {"activation_function": "mine.Tanh"}, "mine.Tanh"),
+        (WIDEN | {"use_residual": True}, "use_residual"),
+        (WIDEN | {"module_input_name": "token_embeddings"}, "token_embeddings"),
+        (WIDEN | {"out_features": 0}, "out_features"),
+    ],
+)
+def test_dense_modules_that_are_not_supported(tmp_path: Path, layer: dict[str, object], named: str) -> None:
+    assert named in _refusal(_dense_folder(tmp_path, layer))
+
+
+def test_prompts_are_those_of_the_folder(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, BERT)
+    assert (load_config(folder).prompts, load_config(folder).default_prompt_name) == ({}, None)
+    prompts = {"query": "Represent this: ", "document": ""}
+    file = folder / "config_sentence_transformers.json"
+    file.write_text(json.dumps({"prompts": prompts, "default_prompt_name": "query"}))
+    assert (load_config(folder).prompts, load_config(folder).default_prompt_name) == (prompts, "query")
+    file.write_text(json.dumps({"prompts": prompts, "default_prompt_name": "passage"}))
+    assert "passage" in _refusal(folder)
+    file.write_text(json.dumps({"prompts": ["query"]}))
+    assert "prompts" in _refusal(folder)

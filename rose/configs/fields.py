@@ -1,0 +1,110 @@
+"""Typed reading of configuration files: a refusal is one line that names the file, the key and the value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rose.errors import ModelLoadError
+
+Json = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The object in a JSON file, or one inside it. path: what messages call it."""
+
+    path: Path
+    values: Json
+
+    @classmethod
+    def read(cls, path: Path) -> Fields:
+        """Read the file.
+
+        Raises:
+            ModelLoadError: it is missing or damaged, or holds no object; as for every refusal here.
+        """
+        values = read_json(path)
+        if not isinstance(values, dict):
+            raise ModelLoadError(f"{path}: not a JSON object")
+        return cls(path, values)
+
+    def get(self, key: str, default: object = None) -> object:
+        """The value as it stands there."""
+        return self.values.get(key, default)
+
+    def refuse(self, reason: str) -> ModelLoadError:
+        """The error to raise."""
+        return ModelLoadError(f"{self.path}: {reason}")
+
+    def require(self, key: str, only: object) -> None:
+        """Refuse any value of `key` but `only`, which is also what an absent key means."""
+        if self.get(key, only) not in (only, None):
+            raise self.refuse(f"{key} {self.values[key]!r} is not supported; only {only!r} is")
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number; null counts as absent."""
+        value = self.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            found = "missing" if value is None else repr(value)
+            raise self.refuse(f"{key} is {found}; a number is needed")
+        return float(value)
+
+    def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number of at least `least`."""
+        value = self.number(key, default)
+        if value != int(value) or value < least:
+            raise self.refuse(f"{key} is {value:g}; a whole number of at least {least} is needed")
+        return int(value)
+
+    def head_dim(self, hidden_size: int, num_heads: int) -> int:
+        """hidden_size / num_heads, which must be whole."""
+        if hidden_size % num_heads:
+            raise self.refuse(f"hidden_size {hidden_size} is no multiple of {num_heads} heads")
+        return hidden_size // num_heads
+
+    def rope_theta(self, default: float = 10000.0) -> float:
+        """From rope_parameters (transformers 5) or rope_theta; scaled variants (YaRN, linear) are refused."""
+        parameters = self.get("rope_parameters") or self.get("rope_scaling") or {}
+        return self.rope_entry(parameters, "rope_theta", default)
+
+    def rope_entry(self, parameters: object, key: str, default: float) -> float:
+        """The base that `parameters` name, else the one at `key` of this file, else `default`."""
+        if not isinstance(parameters, dict):
+            raise self.refuse("rope_parameters is not an object")
+        kind = parameters.get("rope_type", parameters.get("type", "default"))
+        if kind != "default":
+            raise self.refuse(f"rope_type {kind!r} is not supported; only 'default' is")
+        if "rope_theta" in parameters:
+            return Fields(self.path, parameters).number("rope_theta")
+        return self.number(key, default)
+
+    def max_model_len(self, max_positions: int) -> int:
+        """The least of `max_positions` and what sentence_bert_config.json and the tokenizer declare."""
+        limits = [max_positions]
+        for name, key in (
+            ("sentence_bert_config.json", "max_seq_length"),
+            ("tokenizer_config.json", "model_max_length"),
+        ):
+            path = self.path.parent / name
+            declared = Fields.read(path).get(key) if path.is_file() else None
+            if isinstance(declared, int | float) and declared > 0:
+                limits.append(int(declared))
+        return min(limits)
+
+
+def read_json(path: Path) -> object:
+    """Whatever the file holds.
+
+    Raises:
+        ModelLoadError: it is missing or damaged.
+    """
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ModelLoadError(f"{path} is missing: not a model folder in Hugging Face layout") from None
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from None

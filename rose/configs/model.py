@@ -1,0 +1,94 @@
+"""The one description of a model that everything in this package builds from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Architecture = Literal["bert", "nomic_bert", "modernbert", "qwen3", "qwen2", "llama", "gemma3"]
+Pooling = Literal["mean", "cls", "last", "max", "weightedmean"]
+Task = Literal["embed", "score"]
+Activation = Literal["identity", "tanh", "relu", "gelu", "silu", "sigmoid"]
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A linear layer over pooled vectors, with what follows it. folder: holds its weights, e.g. "2_Dense"."""
+
+    folder: str
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What follows the transformer: the part of ModelConfig that modules.json decides."""
+
+    task: Task
+    pooling: Pooling = "mean"
+    normalize: bool = False
+    quantizer: Literal["tanh_int8"] | None = None
+    dense: tuple[Dense, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Shapes and outputs of one model. Lengths in tokens.
+
+    architecture: which file of rose/models builds it; "bert" is also RoBERTa and XLM-R.
+    task: "embed", or "score" for rerankers.
+    head_dim: as the file says; not always hidden_size / num_heads.
+    max_positions: rows of the position table, or the longest position RoPE was trained for.
+    position_offset: position of a sequence's first token (RoBERTa and XLM-R: pad_token_id + 1).
+    causal: whether a token sees only itself and earlier ones.
+    windows: of each layer: how many places away the farthest token is that one sees; None: any number.
+        Empty: every layer sees all.
+    local_rope_theta: rope_theta of the layers that have a window.
+    attention_scale: factor on q·k; None: head_dim ** -0.5.
+    attention_bias: whether the projections to q, k and v have a bias (ModernBERT: that of the output too).
+    mlp_bias, norm_bias: whether the feed-forward part's layers and the LayerNorms have one (ModernBERT).
+    normalize: whether vectors are L2-normalised unless a request says not to.
+    quantizer: "tanh_int8" = round(tanh(x) * 127), or None.
+    dense: linear layers after pooling, in order.
+    max_model_len: the longest sequence the model takes, special tokens included.
+    prompts, default_prompt_name: see `rose.batch.EngineInfo`.
+    """
+
+    architecture: Architecture
+    task: Task
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_positions: int
+    norm_eps: float
+    hidden_act: str
+    max_model_len: int
+    pooling: Pooling = "mean"
+    normalize: bool = False
+    quantizer: Literal["tanh_int8"] | None = None
+    causal: bool = False
+    rope_theta: float = 0.0
+    type_vocab_size: int = 0
+    position_offset: int = 0
+    tie_embeddings: bool = False
+    windows: tuple[int | None, ...] = ()
+    local_rope_theta: float = 0.0
+    attention_scale: float | None = None
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    norm_bias: bool = False
+    dense: tuple[Dense, ...] = ()
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+
+    @property
+    def dimensions(self) -> int:
+        """Elements of a vector."""
+        return self.dense[-1].out_features if self.dense else self.hidden_size
