@@ -267,6 +267,7 @@ class Server:
             engine.info,
             tokenizer,
             describe=lambda: {**static, "revision": folder.revision, "engine": engine.stats()},
+            engine_stats=engine.stats,
         )
         await self._port.serve(app)
         # What lives now lives to the end: the collector need not look at torch's million objects again.

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from aiohttp import hdrs, web
 
-from gateway.auth import KeyRing
-from gateway.errors import ApiError, ErrorKind
-from gateway.exchange import Door, Handler, refuse
+from gateway.errors import ApiError, ErrorKind, ErrorShape
+from gateway.exchange import Answer, Call, Door, Handler
+from gateway.metrics import GatewayMetrics
 from gateway.options import GatewayOptions
 from gateway.pipeline import Pipeline, Scheduler
-from gateway.routes import health, models, openai
+from gateway.routes import health, metrics, models, openai
 from gateway.tokenization.base import Tokenizer
 from gateway.tokenization.pool import TokenizerPool
 from rose.batch import EngineInfo
+from scheduler.admission import drain_s
 
 HEALTH = web.AppKey("health", health.Health)
 
@@ -26,10 +27,12 @@ def create_app(
     tokenizer: Tokenizer | None,
     *,
     describe: Callable[[], Mapping[str, object]] = dict,
+    engine_stats: Callable[[], Mapping[str, object]] = dict,
 ) -> web.Application:
     """The gateway in front of a started `scheduler`; see `gateway.listener.listen` for how to serve it.
 
     tokenizer: None for token ids only. describe: what /info says besides the model and the limits.
+    engine_stats: what /metrics says of the engine; see Engine.stats.
     Set `app[HEALTH].draining = True` when a shutdown begins.
 
     There is no middleware: one costs every request, and the unknown paths and methods that would need it are
@@ -37,16 +40,20 @@ def create_app(
     """
     app = web.Application(client_max_size=options.max_body_bytes)
     names = options.served_model_names or (info.model,)
-    door = Door(KeyRing(options.api_keys), options.max_body_bytes)
+    counted = GatewayMetrics()
+    door = Door(options, counted, lambda: drain_s(scheduler.metrics))
     pool = _pool(app, options, tokenizer)
-    pipeline = Pipeline(options, scheduler, info, pool)
+    pipeline = Pipeline(options, scheduler, info, pool, counted)
     app[HEALTH] = health.Health(scheduler)
-    _route(app, hdrs.METH_POST, openai.PATHS, door.work(openai.OpenAIEmbeddings(pipeline, names)))
-    _route(app, hdrs.METH_GET, (models.PATH,), door.keyed(models.Models(names, info)))
-    _route(app, hdrs.METH_GET, (health.INFO_PATH,), door.keyed(health.Info(info, options, names, describe)))
-    _route(app, hdrs.METH_GET, (health.HEALTH_PATH,), door.open(app[HEALTH].live))
-    _route(app, hdrs.METH_GET, (health.READY_PATH,), door.open(app[HEALTH].ready))
-    app.router.add_route(hdrs.METH_ANY, "/{path:.*}", _not_found)
+    routes = _Routes(app, door)
+    routes.post(openai.PATHS, openai.OpenAIEmbeddings(pipeline, names))
+    routes.get(models.PATH, models.Models(names, info))
+    routes.get(health.INFO_PATH, health.Info(info, options, names, describe))
+    routes.get(health.HEALTH_PATH, app[HEALTH].live, keyed=False)
+    routes.get(health.READY_PATH, app[HEALTH].ready, keyed=False)
+    page = metrics.Metrics(counted, lambda: scheduler.metrics, engine_stats, info)
+    routes.get(metrics.PATH, page, keyed=False)
+    app.router.add_route(hdrs.METH_ANY, "/{path:.*}", door.refusing(_not_found))
     return app
 
 
@@ -62,26 +69,52 @@ def _pool(app: web.Application, options: GatewayOptions, tokenizer: Tokenizer | 
     return pool
 
 
-def _route(app: web.Application, method: str, paths: Iterable[str], handler: Handler) -> None:
-    """Serve `method` (and HEAD beside GET) at `paths`; other methods get 405, OPTIONS what is allowed."""
-    allowed = (method, hdrs.METH_HEAD) if method == hdrs.METH_GET else (method,)
-    fallback = _other_method(", ".join((*allowed, hdrs.METH_OPTIONS)))
-    for path in paths:
-        for name in allowed:
-            app.router.add_route(name, path, handler)
-        app.router.add_route(hdrs.METH_ANY, path, fallback)
+class _Routes:
+    """Puts routes into an application. Other methods get 405, OPTIONS what is allowed."""
+
+    def __init__(self, app: web.Application, door: Door) -> None:
+        self._app = app
+        self._door = door
+
+    def post(
+        self,
+        paths: Iterable[str],
+        route: Callable[[Call], Awaitable[Answer]],
+        shape: ErrorShape = ErrorShape.OPENAI,
+    ) -> None:
+        """Work at `paths`, with a key; counted under the first of them."""
+        paths = tuple(paths)
+        handler = self._door.work(paths[0], route, shape)
+        for path in paths:
+            self._add(path, (hdrs.METH_POST,), handler)
+
+    def get(self, path: str, page: Callable[[], Answer], *, keyed: bool = True) -> None:
+        """A page, and HEAD beside it."""
+        handler = self._door.keyed(path, page) if keyed else self._door.open(path, page)
+        self._add(path, (hdrs.METH_GET, hdrs.METH_HEAD), handler)
+
+    def _add(self, path: str, methods: tuple[str, ...], handler: Handler) -> None:
+        for method in methods:
+            self._app.router.add_route(method, path, handler)
+        allow = ", ".join((*methods, hdrs.METH_OPTIONS))
+        self._app.router.add_route(hdrs.METH_OPTIONS, path, _options(allow))
+        self._app.router.add_route(hdrs.METH_ANY, path, self._door.refusing(_wrong_method(allow)))
 
 
-def _other_method(allow: str) -> Handler:
-    async def answer(request: web.Request) -> web.StreamResponse:
-        if request.method == hdrs.METH_OPTIONS:
-            return web.Response(status=204, headers={hdrs.ALLOW: allow})
-        message = f"{request.path} takes {allow}, not {request.method}"
-        headers = ((str(hdrs.ALLOW), allow),)
-        return refuse(request, ApiError(ErrorKind.METHOD_NOT_ALLOWED, message, headers=headers))
+def _options(allow: str) -> Handler:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=204, headers={hdrs.ALLOW: allow})
 
     return answer
 
 
-async def _not_found(request: web.Request) -> web.StreamResponse:
-    return refuse(request, ApiError(ErrorKind.NOT_FOUND, f"there is nothing at {request.path}"))
+def _wrong_method(allow: str) -> Callable[[web.Request], ApiError]:
+    def error(request: web.Request) -> ApiError:
+        message = f"{request.path} takes {allow}, not {request.method}"
+        return ApiError(ErrorKind.METHOD_NOT_ALLOWED, message, headers=((str(hdrs.ALLOW), allow),))
+
+    return error
+
+
+def _not_found(request: web.Request) -> ApiError:
+    return ApiError(ErrorKind.NOT_FOUND, f"there is nothing at {request.path}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
-
-import msgspec
 
 from scheduler.errors import (
     DeadlineExpired,
@@ -30,10 +30,12 @@ class ErrorKind(enum.Enum):
     INVALID_VALUE = (HTTPStatus.BAD_REQUEST, "invalid_request_error", "invalid_value")
     INPUT_TOO_LONG = (HTTPStatus.BAD_REQUEST, "invalid_request_error", "context_length_exceeded")
     TEXT_NOT_SUPPORTED = (HTTPStatus.BAD_REQUEST, "invalid_request_error", "text_not_supported")
+    NOT_SUPPORTED = (HTTPStatus.BAD_REQUEST, "invalid_request_error", "not_supported")
     INVALID_API_KEY = (HTTPStatus.UNAUTHORIZED, "invalid_request_error", "invalid_api_key")
     NOT_FOUND = (HTTPStatus.NOT_FOUND, "invalid_request_error", "not_found")
     MODEL_NOT_FOUND = (HTTPStatus.NOT_FOUND, "invalid_request_error", "model_not_found")
     METHOD_NOT_ALLOWED = (HTTPStatus.METHOD_NOT_ALLOWED, "invalid_request_error", "method_not_allowed")
+    BODY_TIMEOUT = (HTTPStatus.REQUEST_TIMEOUT, "timeout_error", "body_timeout")
     BODY_TOO_LARGE = (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "invalid_request_error", "body_too_large")
     UNSUPPORTED_MEDIA_TYPE = (
         HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
@@ -50,8 +52,38 @@ class ErrorKind(enum.Enum):
 
     @property
     def status(self) -> HTTPStatus:
-        """The HTTP status of an answer of this kind."""
+        """The HTTP status of an answer of this kind, outside the dialects that say 422 for 400."""
         return self.value[0]
+
+    @property
+    def type(self) -> str:
+        """OpenAI's `type`: who is to blame."""
+        return self.value[1]
+
+    @property
+    def code(self) -> str:
+        """OpenAI's `code`: what happened. No two kinds share one."""
+        return self.value[2]
+
+
+class ErrorShape(enum.Enum):
+    """How a dialect writes an error; `gateway.error_bodies` has the bodies. The value: what docs call it."""
+
+    OPENAI = "OpenAI"
+    PERPLEXITY = "Perplexity"
+    TEI = "TEI"
+    COHERE = "Cohere"
+    JINA = "Jina"
+
+    def status(self, kind: ErrorKind) -> HTTPStatus:
+        """The status of `kind` in this dialect: the same everywhere, but for what is wrong with a request."""
+        if kind.status is HTTPStatus.BAD_REQUEST and self in _UNPROCESSABLE:
+            return HTTPStatus.UNPROCESSABLE_ENTITY
+        return kind.status
+
+
+# The dialects whose servers answer 422 where others answer 400.
+_UNPROCESSABLE = {ErrorShape.PERPLEXITY, ErrorShape.TEI}
 
 
 class ApiError(Exception):
@@ -59,6 +91,7 @@ class ApiError(Exception):
 
     param: the request's field at fault, if one is. headers: extra headers of the answer.
     closes: the connection closes after the answer, so that a client reconnects elsewhere.
+    shape: the dialect, where the request and not the route decides it; None: the route's own.
     """
 
     def __init__(
@@ -76,21 +109,7 @@ class ApiError(Exception):
         self.param = param
         self.headers = headers
         self.closes = closes
-
-
-class ErrorBody(msgspec.Struct):
-    """OpenAI's inner error object."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class ErrorResponse(msgspec.Struct):
-    """OpenAI's nested error, `{"error": {...}}`."""
-
-    error: ErrorBody
+        self.shape: ErrorShape | None = None
 
 
 def shown(value: str) -> str:
@@ -98,10 +117,15 @@ def shown(value: str) -> str:
     return repr(value) if len(value) <= _MAX_QUOTED else f"{value[:_MAX_QUOTED]!r}..."
 
 
-def error_body(error: ApiError) -> ErrorResponse:
-    """The body of the answer for `error`, in OpenAI's shape."""
-    _, error_type, code = error.kind.value
-    return ErrorResponse(ErrorBody(error.message, error_type, error.param, code))
+@contextmanager
+def speaking(shape: ErrorShape) -> Iterator[None]:
+    """What goes wrong inside is told in `shape`, whatever the route's own dialect is."""
+    try:
+        yield
+    except Exception as error:
+        told = from_exception(error)
+        told.shape = shape
+        raise told from error
 
 
 def from_exception(error: Exception) -> ApiError:
@@ -112,7 +136,7 @@ def from_exception(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFull):
-        return ApiError(ErrorKind.OVERLOADED, str(error), headers=_retry_headers(error.retry_after_s))
+        return ApiError(ErrorKind.OVERLOADED, str(error), headers=retry_headers(error.retry_after_s))
     if isinstance(error, DeadlineExpired):
         return ApiError(ErrorKind.DEADLINE_EXPIRED, str(error))
     if isinstance(error, StepOutOfMemory):
@@ -125,7 +149,7 @@ def from_exception(error: Exception) -> ApiError:
     return ApiError(ErrorKind.INTERNAL, "internal error; the server's log has the details")
 
 
-def _retry_headers(retry_after_s: float) -> tuple[tuple[str, str], ...]:
+def retry_headers(retry_after_s: float) -> tuple[tuple[str, str], ...]:
     """Whole seconds as RFC 9110 wants them, and OpenAI's finer header, which its clients read first."""
     milliseconds = max(1, math.ceil(retry_after_s * 1e3))
     return (("Retry-After", str(math.ceil(milliseconds / 1e3))), ("retry-after-ms", str(milliseconds)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import re
@@ -14,11 +15,16 @@ from aiohttp import hdrs, web
 from multidict import CIMultiDict, istr
 
 from gateway.auth import KeyRing
-from gateway.errors import ApiError, ErrorKind, error_body, from_exception, shown
+from gateway.bodies import BodyReader
+from gateway.deadline import HEADER, Deadline, read_deadline
+from gateway.error_bodies import error_body
+from gateway.errors import ApiError, ErrorKind, ErrorShape, from_exception, retry_headers, shown
 from gateway.media import Media, answer_media, request_media
+from gateway.metrics import ELSEWHERE, GatewayMetrics, RouteMetrics
+from gateway.options import GatewayOptions
 from gateway.schemas import encode
 
-REQUEST_ID, TOTAL_TIME = istr("x-request-id"), istr("x-total-time")
+REQUEST_ID, TOTAL_TIME, TIMEOUT = istr("x-request-id"), istr("x-total-time"), istr(HEADER)
 _ID_WANTED = re.compile(r"[\x21-\x7e]{1,128}")
 # The first part differs between processes, the second within one; a tenth of uuid4's cost.
 _ID_PREFIX = os.urandom(8).hex()
@@ -29,11 +35,12 @@ Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a work route gets: the body, its codec, and the codec that the answer shall have."""
+    """What a work route gets: the body, its codec, the codec that the answer shall have, and its deadline."""
 
     body: bytes
     media: Media
     answer_media: Media
+    deadline: Deadline | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,83 +53,139 @@ class Answer:
 
 
 class Door:
-    """What stands before the routes: the keys, and the bytes that a body may have."""
+    """What stands before the routes: the keys, how much may be under way, and what a body may be.
 
-    def __init__(self, keys: KeyRing, max_body_bytes: int) -> None:
-        self._keys = keys
-        self._max_body_bytes = max_body_bytes
+    drain_s: seconds that what waits now will take, at the measured rate; asked when a request is turned away.
+    """
 
-    def work(self, route: Callable[[Call], Awaitable[Answer]]) -> Handler:
-        """`route` as an aiohttp handler: checks key, codec and size, and turns exceptions into answers."""
+    def __init__(
+        self, options: GatewayOptions, metrics: GatewayMetrics, drain_s: Callable[[], float]
+    ) -> None:
+        self._keys = KeyRing(options.api_keys)
+        self._bodies = BodyReader(options.max_body_bytes, options.body_timeout_s)
+        self._timeout_s = options.request_timeout_s
+        self._max_outstanding = options.max_outstanding_requests
+        self._metrics = metrics
+        self._drain_s = drain_s
+
+    def work(
+        self, path: str, route: Callable[[Call], Awaitable[Answer]], shape: ErrorShape = ErrorShape.OPENAI
+    ) -> Handler:
+        """`route` as an aiohttp handler: checks key, codec and size, and turns exceptions into answers.
+
+        path: what its counters are called. shape: how errors are told, unless the error knows better.
+        """
+        metrics, observed = self._metrics, self._metrics.route(path)
 
         async def handle(request: web.Request) -> web.StreamResponse:
             started_s = time.perf_counter()
             headers = request.headers
             asked_in = request_media(headers.get(hdrs.CONTENT_TYPE))
             codec = answer_media(headers.get(hdrs.ACCEPT), asked_in or Media.JSON)
+            metrics.outstanding += 1
             try:
                 self._keys.check(headers.get(hdrs.AUTHORIZATION))
                 if asked_in is None:
                     raise _unsupported(headers[hdrs.CONTENT_TYPE])
-                answer = await route(Call(await self._read(request), asked_in, codec))
+                if metrics.outstanding > self._max_outstanding:
+                    raise self._crowded()
+                deadline = read_deadline(headers.get(TIMEOUT), started_s, self._timeout_s)
+                answer = await route(Call(await self._bodies.read(request), asked_in, codec, deadline))
+            except asyncio.CancelledError:
+                observed.cancelled += 1
+                raise
             except Exception as error:
-                return refuse(request, from_exception(error), codec, started_s)
-            return _response(request, 200, answer, started_s)
+                told = from_exception(error)
+                told.shape = told.shape or shape
+                return self._refuse(request, told, observed, started_s, codec)
+            finally:
+                metrics.outstanding -= 1
+            return _response(request, 200, answer, observed, started_s)
 
         return handle
 
-    def keyed(self, page: Callable[[], Answer]) -> Handler:
+    def keyed(self, path: str, page: Callable[[], Answer]) -> Handler:
         """A GET page that wants a key."""
-        return _page(page, self._keys)
+        return self._page(path, page, self._keys)
 
-    def open(self, page: Callable[[], Answer]) -> Handler:
+    def open(self, path: str, page: Callable[[], Answer]) -> Handler:
         """A GET page for everyone."""
-        return _page(page, KeyRing(()))
+        return self._page(path, page, KeyRing(()))
 
-    async def _read(self, request: web.Request) -> bytes:
-        if (request.content_length or 0) > self._max_body_bytes:
-            raise self._too_large(f"has {request.content_length} bytes")
-        try:
-            return await request.read()
-        except web.HTTPRequestEntityTooLarge:  # chunked, or inflated from a compressed body
-            raise self._too_large("is too large") from None
-        except web.RequestPayloadError as error:  # broken compression or chunks
-            message = f"the body cannot be read: {error}"
-            raise ApiError(ErrorKind.INVALID_BODY, message, closes=True) from None
+    def refusing(self, error: Callable[[web.Request], ApiError]) -> Handler:
+        """A handler that always refuses; counted as elsewhere."""
+        observed = self._metrics.route(ELSEWHERE)
 
-    def _too_large(self, what: str) -> ApiError:
-        limit = self._max_body_bytes
-        return ApiError(ErrorKind.BODY_TOO_LARGE, f"the body {what}; this server takes up to {limit} bytes")
+        async def handle(request: web.Request) -> web.StreamResponse:
+            return self._refuse(request, error(request), observed, time.perf_counter())
 
+        return handle
 
-def _page(page: Callable[[], Answer], keys: KeyRing) -> Handler:
-    async def handle(request: web.Request) -> web.StreamResponse:
-        try:
-            keys.check(request.headers.get(hdrs.AUTHORIZATION))
-            return _response(request, 200, page(), None)
-        except Exception as error:
-            return refuse(request, from_exception(error))
+    def _page(self, path: str, page: Callable[[], Answer], keys: KeyRing) -> Handler:
+        observed = self._metrics.route(path)
 
-    return handle
+        async def handle(request: web.Request) -> web.StreamResponse:
+            started_s = time.perf_counter()
+            try:
+                keys.check(request.headers.get(hdrs.AUTHORIZATION))
+                return _response(request, 200, page(), observed, started_s)
+            except Exception as error:
+                return self._refuse(request, from_exception(error), observed, started_s)
+
+        return handle
+
+    def _refuse(
+        self,
+        request: web.Request,
+        error: ApiError,
+        observed: RouteMetrics,
+        started_s: float,
+        codec: Media = Media.JSON,
+    ) -> web.Response:
+        self._metrics.errors[error.kind] += 1
+        return refuse(request, error, codec, observed, started_s)
+
+    def _crowded(self) -> ApiError:
+        drain_s = self._drain_s()
+        return ApiError(
+            ErrorKind.OVERLOADED,
+            f"{self._max_outstanding} requests are being worked on, as many as this server takes at once;"
+            f" retry in {drain_s:.3g} s",
+            headers=retry_headers(drain_s),
+        )
 
 
 def refuse(
-    request: web.Request, error: ApiError, codec: Media = Media.JSON, started_s: float | None = None
+    request: web.Request,
+    error: ApiError,
+    codec: Media = Media.JSON,
+    observed: RouteMetrics | None = None,
+    started_s: float | None = None,
 ) -> web.Response:
     """The answer for `error`."""
-    answer = Answer(encode(error_body(error), codec), codec.value, error.headers)
-    response = _response(request, error.kind.status, answer, started_s)
+    shape = error.shape or ErrorShape.OPENAI
+    answer = Answer(encode(error_body(error, shape), codec), codec.value, error.headers)
+    response = _response(request, shape.status(error.kind), answer, observed, started_s)
     if error.closes:
         response.force_close()
     return response
 
 
-def _response(request: web.Request, status: int, answer: Answer, started_s: float | None) -> web.Response:
+def _response(
+    request: web.Request,
+    status: int,
+    answer: Answer,
+    observed: RouteMetrics | None,
+    started_s: float | None,
+) -> web.Response:
     headers: CIMultiDict[str] = CIMultiDict(answer.headers)
     headers[hdrs.CONTENT_TYPE] = answer.content_type
     headers[REQUEST_ID] = _request_id(request)
     if started_s is not None:
-        headers[TOTAL_TIME] = f"{(time.perf_counter() - started_s) * 1e3:.3f}"
+        elapsed_s = time.perf_counter() - started_s
+        headers[TOTAL_TIME] = f"{elapsed_s * 1e3:.3f}"
+        if observed is not None:
+            observed.answered(status, elapsed_s)
     return web.Response(body=answer.body, status=status, headers=headers)
 
 

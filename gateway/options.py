@@ -5,6 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 MIB = 1024 * 1024
+_AT_LEAST_ONE = (
+    "max_items",
+    "max_request_tokens",
+    "max_body_bytes",
+    "max_outstanding_requests",
+    "tokenizer_threads",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +26,9 @@ class GatewayOptions:
     max_body_bytes: bytes of one request body, after decompression. 8 MiB hold 300 000 tokens in any codec;
         the loop stands still while one body is decoded, 10 ms a MiB of JSON integers.
     request_timeout_s: seconds until a request that has not been started on the device gets 504; None: never.
+    max_outstanding_requests: requests being worked on at once, from head to answer; more get 429 before their
+        body is read. Bounds what bodies and texts that are not tokenised yet can take.
+    body_timeout_s: seconds in which a body must have come; then 408.
     tokenizer_threads: threads that tokenise long texts beside the loop; they share one tokenizer.
     inline_text_chars: texts of up to this many characters in all are tokenised on the loop itself.
 
@@ -32,15 +42,19 @@ class GatewayOptions:
     max_request_tokens: int = 300_000
     max_body_bytes: int = 8 * MIB
     request_timeout_s: float | None = 300.0
+    max_outstanding_requests: int = 4096
+    body_timeout_s: float = 60.0
     tokenizer_threads: int = 4
     inline_text_chars: int = 256
 
     def __post_init__(self) -> None:
-        for name in ("max_items", "max_request_tokens", "max_body_bytes", "tokenizer_threads"):
+        for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.request_timeout_s is not None and not self.request_timeout_s > 0:
-            raise ValueError(f"request_timeout_s is {self.request_timeout_s}; it must be more than 0")
+        for name in ("request_timeout_s", "body_timeout_s"):
+            seconds = getattr(self, name)
+            if seconds is not None and not seconds > 0:
+                raise ValueError(f"{name} is {seconds}; it must be more than 0")
         if not all(self.api_keys):
             raise ValueError("an API key is empty; leave api_keys empty to ask for none")
         if not all(self.served_model_names):

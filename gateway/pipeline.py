@@ -6,13 +6,15 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.deadline import Deadline
 from gateway.encoding import finish
 from gateway.errors import ApiError, ErrorKind
 from gateway.inputs import InputLimits, Inputs, Texts, check_range, invalid
+from gateway.metrics import GatewayMetrics
 from gateway.options import GatewayOptions
 from gateway.tokenization.pool import TokenizerPool
 from rose.batch import EngineInfo, Float32, Int32
-from scheduler.errors import DeadlineExpired
+from scheduler.metrics import SchedulerMetrics
 from scheduler.sequence import JobResult
 
 
@@ -22,6 +24,11 @@ class Scheduler(Protocol):
     @property
     def healthy(self) -> bool:
         """Whether the engine can run further steps."""
+        ...
+
+    @property
+    def metrics(self) -> SchedulerMetrics:
+        """The counters as of now."""
         ...
 
     async def run(
@@ -36,12 +43,16 @@ class Scheduler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EmbedJob:
-    """What a dialect wants done. dimensions: values to keep of each vector, in [1, D]."""
+    """What a dialect wants done. dimensions: values to keep of each vector, in [1, D].
+
+    deadline: None: the work may wait for ever.
+    """
 
     inputs: Inputs
     dimensions: int
     normalize: bool
     truncate: bool
+    deadline: Deadline | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +73,16 @@ class Pipeline:
     """
 
     def __init__(
-        self, options: GatewayOptions, scheduler: Scheduler, info: EngineInfo, tokenizer: TokenizerPool | None
+        self,
+        options: GatewayOptions,
+        scheduler: Scheduler,
+        info: EngineInfo,
+        tokenizer: TokenizerPool | None,
+        metrics: GatewayMetrics,
     ) -> None:
         self._scheduler = scheduler
         self._tokenizer = tokenizer
-        self._timeout_s = options.request_timeout_s
+        self._tokenization = metrics.tokenization
         self.info = info
         self.limits = InputLimits(
             vocab_size=info.vocab_size,
@@ -85,12 +101,14 @@ class Pipeline:
         started_s = time.perf_counter()  # the loop's own clock ticks in milliseconds
         sequences = self._fit(await self._sequences(job.inputs), job)
         num_tokens = self._count(sequences)
-        tokenized_s = time.perf_counter()
-        result = await self._scheduler.run(sequences, None, self._time_left(tokenized_s - started_s))
+        tokenization_s = time.perf_counter() - started_s
+        self._tokenization.observe(tokenization_s)
+        left_s = None if job.deadline is None else job.deadline.left_s()
+        result = await self._scheduler.run(sequences, None, left_s)
         return Embedded(
             vectors=finish(result.vectors, job.dimensions, job.normalize),
             num_tokens=num_tokens,
-            tokenization_ms=(tokenized_s - started_s) * 1e3,
+            tokenization_ms=tokenization_s * 1e3,
             queue_ms=result.queue_ms,
             inference_ms=result.inference_ms,
         )
@@ -152,14 +170,6 @@ class Pipeline:
                 param="input",
             )
         return sum(lengths)
-
-    def _time_left(self, spent_s: float) -> float | None:
-        """Seconds that the scheduler may take until the launch."""
-        if self._timeout_s is None:
-            return None
-        if spent_s >= self._timeout_s:
-            raise DeadlineExpired(self._timeout_s)
-        return self._timeout_s - spent_s
 
 
 def max_tokens(info: EngineInfo) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rose.batch import Int32
 from scheduler.errors import Backlog, QueueFull
+from scheduler.metrics import SchedulerMetrics
 from scheduler.options import SchedulerOptions
 from scheduler.queue import SequenceQueue
 
@@ -50,5 +51,13 @@ def check_room(
     ):
         return
     backlog = Backlog(queue.num_tokens, queue.num_seqs, options.max_waiting_tokens, options.max_waiting_seqs)
-    retry_after_s = queue.num_tokens / tokens_per_s if tokens_per_s else _UNKNOWN_RETRY_S
-    raise QueueFull(num_tokens, num_seqs, backlog, retry_after_s)
+    raise QueueFull(num_tokens, num_seqs, backlog, _drain_s(queue.num_tokens, tokens_per_s))
+
+
+def drain_s(metrics: SchedulerMetrics) -> float:
+    """Seconds until what waits now has been launched, at the measured rate."""
+    return _drain_s(metrics.waiting_tokens, metrics.tokens_per_s)
+
+
+def _drain_s(waiting_tokens: int, tokens_per_s: float) -> float:
+    return waiting_tokens / tokens_per_s if tokens_per_s else _UNKNOWN_RETRY_S

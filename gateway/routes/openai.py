@@ -39,6 +39,7 @@ class OpenAIEmbeddings:
             dimensions=self._pipeline.read_dimensions(request.dimensions),
             normalize=self._pipeline.info.normalize if normalize is None else normalize,
             truncate=bool(request.truncate),
+            deadline=call.deadline,
         )
         embedded = await self._pipeline.embed(job)
         return await _render(embedded, model, encoding, call.answer_media)

@@ -144,12 +144,15 @@ async def serving(
     engine: FakeEngine | None = None,
     scheduling: SchedulerOptions | None = None,
     tokenizer: base.Tokenizer | None = None,
+    **parts: Any,
 ) -> AsyncIterator[Served]:
-    """The server with these parts (default: no tokenizer), until the block ends."""
+    """The server with these parts (default: no tokenizer), until the block ends; parts: of `create_app`."""
     engine = engine or FakeEngine(info=fake_info())
     batcher = Batcher(engine, scheduling or SchedulerOptions())
     await batcher.start()
-    app = create_app(options or GatewayOptions(), batcher, engine.info, tokenizer)
+    app = create_app(
+        options or GatewayOptions(), batcher, engine.info, tokenizer, engine_stats=engine.stats, **parts
+    )
     runner = await listen(app, "127.0.0.1", 0)
     served = Served(runner, engine, batcher)
     try:

@@ -1,0 +1,60 @@
+"""A request's body, whole: within its size, its time and the compressions that we know."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import compression_utils, hdrs, web
+
+from gateway.errors import ApiError, ErrorKind, shown
+
+# What aiohttp's parser has inflated before we see the body; it hands anything else on as it came.
+ENCODINGS = (
+    ("gzip", "deflate") + ("zstd",) * compression_utils.HAS_ZSTD + ("br",) * compression_utils.HAS_BROTLI
+)
+
+
+class BodyReader:
+    """max_bytes: of the inflated body. timeout_s: for all of it, once the head has come."""
+
+    def __init__(self, max_bytes: int, timeout_s: float) -> None:
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+
+    async def read(self, request: web.Request) -> bytes:
+        """The inflated body.
+
+        Raises:
+            ApiError: BODY_TOO_LARGE, BODY_TIMEOUT, INVALID_BODY or UNSUPPORTED_MEDIA_TYPE.
+        """
+        encoding = request.headers.get(hdrs.CONTENT_ENCODING)
+        if encoding is not None:
+            _check_encoding(encoding)
+        if (request.content_length or 0) > self._max_bytes:
+            raise self._too_large(f"has {request.content_length} bytes")
+        try:
+            if request.content.is_eof():  # it came with the head: no timer
+                return await request.read()
+            async with asyncio.timeout(self._timeout_s):
+                return await request.read()
+        except TimeoutError:
+            message = f"the body did not come within {self._timeout_s:g} s"
+            raise ApiError(ErrorKind.BODY_TIMEOUT, message, closes=True) from None
+        except web.HTTPRequestEntityTooLarge:  # chunked, or inflated from a compressed body
+            raise self._too_large("is too large") from None
+        except web.RequestPayloadError as error:  # broken compression or chunks
+            message = f"the body cannot be read: {error}"
+            raise ApiError(ErrorKind.INVALID_BODY, message, closes=True) from None
+
+    def _too_large(self, what: str) -> ApiError:
+        limit = self._max_bytes
+        return ApiError(ErrorKind.BODY_TOO_LARGE, f"the body {what}; this server takes up to {limit} bytes")
+
+
+def _check_encoding(encoding: str) -> None:
+    if encoding.strip().lower() in (*ENCODINGS, "identity"):
+        return
+    known = ", ".join(ENCODINGS)
+    message = f"Content-Encoding is {shown(encoding)}; this server knows {known}"
+    headers = ((str(hdrs.ACCEPT_ENCODING), known),)  # RFC 9110, 15.5.16
+    raise ApiError(ErrorKind.UNSUPPORTED_MEDIA_TYPE, message, headers=headers)
