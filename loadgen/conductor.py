@@ -15,7 +15,7 @@ from loadgen.recording import Beat, Recording
 PREPARE_S = 300.0
 # How much longer than its own bounds a client may take before it counts as lost.
 GRACE_S = 10.0
-# A median of few: a rate has settled when two thirds of the warm-up differ by less than this …
+# A rate has settled when the second and the last third of a warm-up differ by less than this …
 SETTLED = 0.05
 # … or by what counting alone makes of it.
 SETTLED_COUNT = 1.5
@@ -166,22 +166,26 @@ def _warm_up(running: list[_Running], go_s: float, limits: Limits, progress: Pro
         elapsed_s = perf_counter() - go_s
         done = sum(client.done for client in running)
         warm = done >= limits.warmup_requests and elapsed_s >= limits.warmup_s
-        settled = warm and all(_settled(client.beats, go_s) for client in running)
+        settled = warm and _settled(running, go_s)
         if settled or elapsed_s >= limits.max_warmup_s or _all_ended(running):
             return perf_counter(), settled
         progress(0.0)
 
 
-def _settled(beats: list[Beat], go_s: float) -> bool:
-    """Whether a client's second and last third went at the same rate."""
-    if not beats:
-        return False
-    third_s = (beats[-1].at_s - go_s) / 3
-    counts = [max((b.done for b in beats if b.at_s <= go_s + n * third_s), default=0) for n in (1, 2)]
-    middle, last = counts[1] - counts[0], beats[-1].done - counts[1]
+def _settled(running: list[_Running], go_s: float) -> bool:
+    """Whether the second and the last third of the time so far went at the same rate."""
+    last_s = min((client.beats[-1].at_s for client in running if client.beats), default=go_s)
+    third_s = (last_s - go_s) / 3
+    first, second, all_of_it = (_done_by(running, go_s + n * third_s) for n in (1, 2, 3))
+    middle, last = second - first, all_of_it - second
     if min(middle, last) < MIN_SETTLED_COUNT:
         return False
     return abs(last - middle) <= max(SETTLED * middle, SETTLED_COUNT)
+
+
+def _done_by(running: list[_Running], at_s: float) -> int:
+    """Answers of all clients up to `at_s`, as far as their beats tell."""
+    return sum(max((b.done for b in client.beats if b.at_s <= at_s), default=0) for client in running)
 
 
 def _measure(running: list[_Running], start_s: float, limits: Limits, progress: Progress) -> float:

@@ -69,7 +69,10 @@ def run(plan: Plan) -> int:
     if plan.json is not None:
         plan.json.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))
     if plan.report is not None:
-        write(results, plan.report)
+        written = write(results, plan.report)
+        sys.stdout.write(f"\nReport: {len(written)} files in {plan.report}.\n")
+        if not any(path.suffix == ".png" for path in written):
+            sys.stdout.write("No PNG: that needs matplotlib, pip install 'bouquet[report]'.\n")
     return 0 if all(case.valid for case in results.cases) else 1
 
 

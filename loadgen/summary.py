@@ -196,7 +196,7 @@ def _warnings(run: StreamRun, cpu: list[float], send_lag: Latency | None, sample
     if max(cpu, default=0.0) > BUSY_CLIENT:
         found.append(f"a client used {max(cpu):.0%} of a core: the client may be what is measured")
     if not run.warmup.settled:
-        found.append(f"the rate still changed when the warm-up ended after {run.warmup.seconds:.1f} s")
+        found.append(f"the rate was not seen to settle in the warm-up of {run.warmup.seconds:.1f} s")
     if send_lag is not None and send_lag.quantiles["p99"] > LATE_SENDS_MS:
         found.append(
             f"sends were late, p99 {send_lag.quantiles['p99']:.1f} ms: the client could not keep its times"

@@ -158,7 +158,8 @@ def test_a_trace_is_replayed_at_its_own_times(load: Load, tmp_path: Path) -> Non
     with Stub() as stub:
         stream = load.only("trace", "--trace", str(trace), "--url", stub.url)
     assert stream.response.count == 11
-    assert stream.tokens_per_s * stream.window_s == pytest.approx(87, abs=1)
+    # Ten requests of 8 tokens, and some of the last one's 7: the window ends as soon as it is sent.
+    assert 79.9 <= stream.tokens_per_s * stream.window_s <= 87.1
     assert stream.window_s == pytest.approx(1.0, abs=0.01)
 
 

@@ -111,7 +111,7 @@ def test_nothing_answered_is_a_warning_not_a_crash() -> None:
 def test_a_rate_that_never_settled_is_a_warning() -> None:
     run = run_of(recording([(11, 11, 12)]))
     unsettled = StreamRun(run.stream, run.recordings, 10.0, 20.0, Warmup(5, 20.0, False))
-    assert any("still changed" in warning for warning in summarise(unsettled).warnings)
+    assert any("not seen to settle" in warning for warning in summarise(unsettled).warnings)
 
 
 def test_the_timeline_has_a_slice_a_second() -> None:

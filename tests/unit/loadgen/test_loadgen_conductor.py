@@ -1,0 +1,41 @@
+"""When a closed loop is warm, from the beats of its clients."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Sequence
+
+import pytest
+
+from loadgen.conductor import _Running, _settled
+from loadgen.plan import Shape, Stream
+from loadgen.recording import Beat
+
+
+def client(done: Sequence[int]) -> _Running:
+    """One that had `done` answers after 1, 2, … seconds."""
+    pipe, _ = multiprocessing.Pipe()
+    running = _Running(Stream(Shape(1, 8, 8)), pipe)
+    running.beats += [Beat(float(at), 0.0, count, 0) for at, count in enumerate(done, 1)]
+    return running
+
+
+@pytest.mark.parametrize(
+    ("clients", "settled"),
+    [
+        ([range(100, 1000, 100)], True),
+        # Captures in the first third only, then in the second too.
+        ([[1, 2, 3, 103, 203, 303, 403, 503, 603]], True),
+        ([[1, 2, 3, 4, 5, 6, 106, 206, 306]], False),
+        # Ten percent faster in the last third.
+        ([[100, 200, 300, 400, 500, 600, 710, 820, 930]], False),
+        # 5 and 4 of them are the same as far as counting can tell; 3 are too few.
+        ([[1, 2, 4, 5, 7, 9, 10, 11, 13]], True),
+        ([[1, 2, 3, 4, 5, 6, 7, 8, 9]], False),
+        # Slow requests: each of four clients has had too few, together they have enough.
+        ([[0, 1, 1, 1, 2, 2, 2, 3, 3]] * 4, True),
+        ([[]], False),
+    ],
+)
+def test_a_rate_has_settled(clients: list[Sequence[int]], settled: bool) -> None:
+    assert _settled([client(done) for done in clients], 0.0) is settled
