@@ -25,13 +25,13 @@ class EmbeddedTokens:
 
 @dataclass(frozen=True, slots=True)
 class BertTables:
-    """word [V, H], position [P, H], token_type [N, H] or None; the LayerNorm over their sum.
+    """word [V, H]; position [P, H] and token_type [N, H], each or None; the LayerNorm over their sum.
 
     position_offset: row of `position` that a sequence's first token takes (BERT 0, RoBERTa and XLM-R 2).
     """
 
     word: Tensor
-    position: Tensor
+    position: Tensor | None
     token_type: Tensor | None
     norm: LayerNorm
     position_offset: int = 0
@@ -62,6 +62,7 @@ def embed_bert(
     """out [T, H] = LayerNorm(word[id] + position[offset + place in sequence] + token_type[type]).
 
     input_ids: i32[T]. cu_seqlens: i32[S+1]. token_type_ids: i32[T] or None (all zero).
+    A table that is None counts as zeros.
     Rows past cu_seqlens[-1] are written too, at place 0.
     """
     if dispatch.uses_triton(out):
@@ -69,12 +70,24 @@ def embed_bert(
 
         jit.embed_bert(input_ids, cu_seqlens, token_type_ids, tables, out)
         return
-    places = token_positions(cu_seqlens, len(input_ids)).long() + tables.position_offset
-    total = tables.word[input_ids.long()].float() + tables.position[places].float()
+    total = tables.word[input_ids.long()].float()
+    if tables.position is not None:
+        places = token_positions(cu_seqlens, len(input_ids)).long() + tables.position_offset
+        total = total + tables.position[places].float()
     if tables.token_type is not None:
-        types = torch.zeros_like(places) if token_type_ids is None else token_type_ids.long()
-        total = total + tables.token_type[types].float()
+        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        total = total + tables.token_type[types.long()].float()
     out.copy_(layer_normalized(total, tables.norm))
+
+
+def write_positions(cu_seqlens: Tensor, out: Tensor) -> None:
+    """out i32[T] = each token's place in its sequence; 0 past cu_seqlens[-1]. cu_seqlens: i32[S+1]."""
+    if dispatch.uses_triton(out):
+        from rose.kernels.jit import embedding as jit
+
+        jit.write_positions(cu_seqlens, out)
+    else:
+        out.copy_(token_positions(cu_seqlens, len(out)))
 
 
 def token_positions(cu_seqlens: Tensor, num_tokens: int) -> Tensor:

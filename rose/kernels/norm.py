@@ -75,6 +75,22 @@ def add_layer_norm(x: Tensor, residual: Tensor, bias: Tensor | None, norm: Layer
         out.copy_(layer_normalized(total, norm))
 
 
+def add_pre_layer_norm(
+    x: Tensor, residual: Tensor, bias: Tensor | None, norm: LayerNorm, out: Tensor
+) -> None:
+    """residual += x + bias, then out = LayerNorm of the unrounded sum; shapes as in `add_layer_norm`."""
+    if dispatch.uses_triton(x):
+        from rose.kernels.jit import norm as jit
+
+        jit.add_pre_layer_norm(x, residual, bias, norm, out)
+    else:
+        total = added(x, residual)
+        if bias is not None:
+            total = total + bias.float()
+        residual.copy_(total)
+        out.copy_(layer_normalized(total, norm))
+
+
 def added(x: Tensor, residual: Tensor) -> Tensor:
     """residual + x, or + the sum of partials [K, T, H]: f32[T, H]."""
     return residual.float() + (x.float().sum(0) if x.dim() == 3 else x.float())

@@ -1,4 +1,4 @@
-"""Qwen3's per-head RMSNorm of queries and keys with rotary positions, on the packed QKV product."""
+"""Rotary positions on the packed QKV product, after Qwen2's bias or Qwen3's per-head RMSNorm of q and k."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ if TYPE_CHECKING:
 class QkRope:
     """How a row of qkv [T, (Hq + 2 Hk) D] is laid out, normed and rotated.
 
-    weight: [2, D], the norm's weights for queries, then for keys. cos_sin: f32[P, D] from `rope_table`.
+    weight: [2, D], the norm's weights for queries, then for keys; None: no norm.
+    cos_sin: f32[P, D] from `rope_table`.
+    bias: [(Hq + 2 Hk) D], added before all else; None: none.
     """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     eps: float
-    weight: Tensor
+    weight: Tensor | None
     cos_sin: Tensor
+    bias: Tensor | None = None
 
     @property
     def rotated_heads(self) -> int:
@@ -46,7 +49,7 @@ def rope_table(head_dim: int, theta: float, num_positions: int, device: torch.de
 
 
 def qk_norm_rope(source: Tensor, positions: Tensor, rope: QkRope, qkv: Tensor) -> None:
-    """Write q and k, normed and rotated, and v, untouched, to qkv [T, (Hq + 2 Hk) D].
+    """Write q and k, normed and rotated, and v, untouched but for the bias, to qkv [T, (Hq + 2 Hk) D].
 
     source: `qkv` itself (in place), or split-K partial sums [K, T, (Hq + 2 Hk) D] of it. positions: i32[T].
     """
@@ -55,14 +58,24 @@ def qk_norm_rope(source: Tensor, positions: Tensor, rope: QkRope, qkv: Tensor) -
 
         jit.qk_norm_rope(source, positions, rope, qkv)
         return
-    if source.dim() == 3:
-        qkv.copy_(source.float().sum(0))
-    heads = qkv.view(len(qkv), -1, rope.head_dim)[:, : rope.rotated_heads]
-    rows = heads.float()
-    rows = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + rope.eps)
-    weight = rope.weight.float().repeat_interleave(
-        torch.tensor([rope.num_heads, rope.num_kv_heads], device=qkv.device), dim=0
-    )
-    first, second = (rows * weight).chunk(2, dim=-1)
+    total = source.float().sum(0) if source.dim() == 3 else source.float()
+    if rope.bias is not None:
+        total = total + rope.bias.float()
+    values_at = rope.rotated_heads * rope.head_dim
+    if source is not qkv or rope.bias is not None:
+        qkv[:, values_at:] = total[:, values_at:]
+    rows = _normed(total[:, :values_at].view(len(qkv), -1, rope.head_dim), rope)
+    first, second = rows.chunk(2, dim=-1)
     cos, sin = rope.cos_sin[positions.long()].unsqueeze(1).chunk(2, dim=-1)
-    heads.copy_(torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1))
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    qkv[:, :values_at] = turned.flatten(1)
+
+
+def _normed(rows: Tensor, rope: QkRope) -> Tensor:
+    """q and k f32[T, Hq + Hk, D] through their RMSNorm, if there is one."""
+    if rope.weight is None:
+        return rows
+    weight = rope.weight.float().repeat_interleave(
+        torch.tensor([rope.num_heads, rope.num_kv_heads], device=rows.device), dim=0
+    )
+    return rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + rope.eps) * weight

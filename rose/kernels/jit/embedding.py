@@ -84,6 +84,7 @@ def _embed_bert(
     num_seqs,
     position_offset,
     eps,
+    HAS_POSITIONS: tl.constexpr,
     HAS_TYPES: tl.constexpr,
     HAS_TYPE_TABLE: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -97,8 +98,9 @@ def _embed_bert(
     mask = cols < HIDDEN
     row = tl.load(input_ids_ptr + token).to(tl.int64)
     total = tl.load(word_ptr + row * HIDDEN + cols, mask=mask, other=0.0).to(tl.float32)
-    place = _position(cu_seqlens_ptr, num_seqs, token, SCAN) + position_offset
-    total += tl.load(position_ptr + place * HIDDEN + cols, mask=mask, other=0.0).to(tl.float32)
+    if HAS_POSITIONS:
+        place = _position(cu_seqlens_ptr, num_seqs, token, SCAN) + position_offset
+        total += tl.load(position_ptr + place * HIDDEN + cols, mask=mask, other=0.0).to(tl.float32)
     if HAS_TYPE_TABLE:
         kind = 0
         if HAS_TYPES:
@@ -108,6 +110,13 @@ def _embed_bert(
     bias = tl.load(bias_ptr + cols, mask=mask, other=0.0).to(tl.float32)
     normed = layer_scaled(total, mask, eps, HIDDEN) * weight + bias
     tl.store(out_ptr + token.to(tl.int64) * HIDDEN + cols, normed.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@kernel("cu_seqlens_ptr", "positions_ptr", "num_seqs")
+def _write_positions(cu_seqlens_ptr, positions_ptr, num_seqs, SCAN: tl.constexpr, PDL: tl.constexpr):
+    wait_for_inputs(PDL)
+    token = tl.program_id(0)
+    tl.store(positions_ptr + token, _position(cu_seqlens_ptr, num_seqs, token, SCAN))
 
 
 def embed_tokens(
@@ -148,7 +157,7 @@ def embed_bert(
         cu_seqlens,
         input_ids if token_type_ids is None else token_type_ids,
         tables.word,
-        tables.position,
+        tables.word if tables.position is None else tables.position,
         tables.word if tables.token_type is None else tables.token_type,
         tables.norm.weight,
         tables.norm.bias,
@@ -156,6 +165,7 @@ def embed_bert(
         len(cu_seqlens) - 1,
         tables.position_offset,
         tables.norm.eps,
+        HAS_POSITIONS=tables.position is not None,
         HAS_TYPES=token_type_ids is not None,
         HAS_TYPE_TABLE=tables.token_type is not None,
         HIDDEN=hidden,
@@ -163,3 +173,9 @@ def embed_bert(
         SCAN=_SCAN,
         num_warps=warps_for(block),
     )
+
+
+def write_positions(cu_seqlens: Tensor, out: Tensor) -> None:
+    """See rose.kernels.embedding.write_positions."""
+    grid, num_seqs = (len(out),), len(cu_seqlens) - 1
+    launch(_write_positions, grid, cu_seqlens, out, num_seqs, SCAN=_SCAN, num_warps=1)

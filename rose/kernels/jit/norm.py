@@ -92,6 +92,7 @@ def _add_layer_norm(
     eps,
     SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    KEEPS_SUM: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -109,6 +110,8 @@ def _add_layer_norm(
     total += tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
     if HAS_BIAS:
         total += tl.load(bias_ptr + cols, mask=live, other=0.0).to(tl.float32)
+    if KEEPS_SUM:
+        tl.store(residual_ptr + at, total.to(residual_ptr.dtype.element_ty), mask=mask)
     normed = layer_scaled(total, mask, eps, HIDDEN) * weight + norm_bias
     tl.store(out_ptr + at, normed.to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -146,6 +149,19 @@ def _launch_rms_norm(x: Tensor, residual: Tensor | None, norm: RmsNorm, out: Ten
 
 def add_layer_norm(x: Tensor, residual: Tensor, bias: Tensor | None, norm: LayerNorm, out: Tensor) -> None:
     """See rose.kernels.norm.add_layer_norm."""
+    _launch_layer_norm(x, residual, bias, norm, out, keeps_sum=False)
+
+
+def add_pre_layer_norm(
+    x: Tensor, residual: Tensor, bias: Tensor | None, norm: LayerNorm, out: Tensor
+) -> None:
+    """See rose.kernels.norm.add_pre_layer_norm."""
+    _launch_layer_norm(x, residual, bias, norm, out, keeps_sum=True)
+
+
+def _launch_layer_norm(
+    x: Tensor, residual: Tensor, bias: Tensor | None, norm: LayerNorm, out: Tensor, keeps_sum: bool
+) -> None:
     num_tokens, hidden = out.shape
     block, rows = block_of(hidden), rows_a_program(num_tokens)
     launch(
@@ -161,6 +177,7 @@ def add_layer_norm(x: Tensor, residual: Tensor, bias: Tensor | None, norm: Layer
         norm.eps,
         SPLITS=splits_of(x),
         HAS_BIAS=bias is not None,
+        KEEPS_SUM=keeps_sum,
         HIDDEN=hidden,
         BLOCK=block,
         ROWS=rows,

@@ -34,13 +34,16 @@ _FEW_ROWS = 8
 def _qk_norm_rope(
     source_ptr,
     positions_ptr,
+    bias_ptr,
     weight_ptr,
     cos_sin_ptr,
     qkv_ptr,
     num_tokens,
     eps,
     SPLITS: tl.constexpr,
-    IN_PLACE: tl.constexpr,
+    WITH_VALUES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
     QUERY_HEADS: tl.constexpr,
     ROTATED_HEADS: tl.constexpr,
     ALL_HEADS: tl.constexpr,
@@ -50,8 +53,7 @@ def _qk_norm_rope(
     PDL: tl.constexpr,
 ):
     wait_for_inputs(PDL)
-    # From elsewhere the values must come along too; in place they are left alone.
-    HEADS: tl.constexpr = ROTATED_HEADS if IN_PLACE else ALL_HEADS
+    HEADS: tl.constexpr = ALL_HEADS if WITH_VALUES else ROTATED_HEADS
     item = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token, head = item // HEADS, item % HEADS
     cols = tl.arange(0, BLOCK)[None, :]
@@ -61,20 +63,24 @@ def _qk_norm_rope(
     split_stride = tl.cast(num_tokens, tl.int64) * (ALL_HEADS * 2 * HALF)
     first = load_sum(source_ptr, at, mask, split_stride, SPLITS)
     second = load_sum(source_ptr, at + HALF, mask, split_stride, SPLITS)
+    if HAS_BIAS:
+        bias = bias_ptr + (head * (2 * HALF))[:, None] + cols
+        first += tl.load(bias, mask=mask, other=0.0).to(tl.float32)
+        second += tl.load(bias + HALF, mask=mask, other=0.0).to(tl.float32)
 
     rotated = mask & (head < ROTATED_HEADS)[:, None]
     position = tl.load(positions_ptr + token, mask=token < num_tokens, other=0)
     angle = cos_sin_ptr + (position * (2 * HALF))[:, None] + cols
     cos = tl.load(angle, mask=rotated, other=1.0)
     sin = tl.load(angle + HALF, mask=rotated, other=0.0)
-    weight = weight_ptr + ((head >= QUERY_HEADS).to(tl.int32) * (2 * HALF))[:, None] + cols
-    first_weight = tl.load(weight, mask=rotated, other=1.0).to(tl.float32)
-    second_weight = tl.load(weight + HALF, mask=rotated, other=1.0).to(tl.float32)
-
-    mean_square = (tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / (2 * HALF)
-    scale = tl.where(head < ROTATED_HEADS, tl.rsqrt(mean_square + eps), 1.0)[:, None]
-    first = first * scale * first_weight
-    second = second * scale * second_weight
+    if HAS_NORM:
+        weight = weight_ptr + ((head >= QUERY_HEADS).to(tl.int32) * (2 * HALF))[:, None] + cols
+        first_weight = tl.load(weight, mask=rotated, other=1.0).to(tl.float32)
+        second_weight = tl.load(weight + HALF, mask=rotated, other=1.0).to(tl.float32)
+        mean_square = (tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / (2 * HALF)
+        scale = tl.where(head < ROTATED_HEADS, tl.rsqrt(mean_square + eps), 1.0)[:, None]
+        first = first * scale * first_weight
+        second = second * scale * second_weight
     dtype = qkv_ptr.dtype.element_ty
     tl.store(qkv_ptr + at, (first * cos - second * sin).to(dtype), mask=mask)
     tl.store(qkv_ptr + at + HALF, (second * cos + first * sin).to(dtype), mask=mask)
@@ -84,8 +90,9 @@ def qk_norm_rope(source: Tensor, positions: Tensor, rope: QkRope, qkv: Tensor) -
     """See rose.kernels.rope.qk_norm_rope."""
     num_tokens = len(qkv)
     all_heads = rope.rotated_heads + rope.num_kv_heads
-    in_place = source.dim() == 2
-    heads = rope.rotated_heads if in_place else all_heads
+    # In place and without a bias the values stay as they are.
+    with_values = source.dim() == 3 or rope.bias is not None
+    heads = all_heads if with_values else rope.rotated_heads
     rows = _FEW_ROWS * rows_a_program(ceil_div(num_tokens * heads, _FEW_ROWS))
     half = rope.head_dim // 2
     block = block_of(half)
@@ -94,13 +101,16 @@ def qk_norm_rope(source: Tensor, positions: Tensor, rope: QkRope, qkv: Tensor) -
         (ceil_div(num_tokens * heads, rows),),
         source,
         positions,
-        rope.weight,
+        rope.cos_sin if rope.bias is None else rope.bias,
+        rope.cos_sin if rope.weight is None else rope.weight,
         rope.cos_sin,
         qkv,
         num_tokens,
         rope.eps,
         SPLITS=splits_of(source),
-        IN_PLACE=in_place,
+        WITH_VALUES=with_values,
+        HAS_BIAS=rope.bias is not None,
+        HAS_NORM=rope.weight is not None,
         QUERY_HEADS=rope.num_heads,
         ROTATED_HEADS=rope.rotated_heads,
         ALL_HEADS=all_heads,

@@ -72,6 +72,31 @@ def test_embed_bert(offset, types, dtype, device, close, poisoned):
         close(plain, expected.to(dtype))
 
 
+def test_embed_bert_without_positions(device, close, poisoned):
+    """Rotary encoders have a word table alone; a missing table must not be read."""
+    word = torch.randn(40, 24, device=device)
+    norm = LayerNorm(torch.ones(24, device=device), torch.zeros(24, device=device), 1e-5)
+    ids = torch.tensor([3, 39, 0, 7], device=device).int()
+    expected = torch.nn.functional.layer_norm(word[ids.long()], (24,), eps=1e-5)
+    out, tables = poisoned(4, 24, dtype=torch.float32), embedding.BertTables(word, None, None, norm)
+    jit.embed_bert(ids, _offsets([3], device), None, tables, out)
+    close(out, expected)
+    if device == "cpu":
+        plain = torch.empty(4, 24)
+        embedding.embed_bert(ids, _offsets([3], device), None, tables, plain)
+        close(plain, expected)
+
+
+@pytest.mark.parametrize("lengths", [[1], [3, 0, 4, 0], [0, 0, 2], [1] * 300])
+def test_write_positions(lengths, device, poisoned):
+    out = poisoned(sum(lengths) + 2, dtype=torch.int32)
+    jit.write_positions(_offsets(lengths, device), out)
+    assert out.tolist() == _places(lengths, 2)
+    plain = torch.full((sum(lengths) + 2,), 77, dtype=torch.int32)
+    embedding.write_positions(_offsets(lengths, "cpu"), plain)
+    assert plain.tolist() == _places(lengths, 2)
+
+
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=20), st.integers(0, 5))
 def test_token_positions(lengths, padding):
     num_tokens = sum(lengths) + padding

@@ -73,6 +73,29 @@ def test_add_layer_norm(shape, splits, biased, dtype, device, close, poisoned):
     close(reference, expected.to(dtype).cpu())
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_add_pre_layer_norm(shape, biased, dtype, device, close, poisoned):
+    hidden = shape[1]
+    x, residual = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
+    bias = torch.randn(hidden, device=device).to(dtype) if biased else None
+    weight, ln_bias = (torch.randn(hidden, device=device).to(dtype) for _ in range(2))
+    total = x.float() + residual.float() + (bias.float() if biased else 0.0)
+    expected = torch.nn.functional.layer_norm(total, (hidden,), weight.float(), ln_bias.float(), 1e-5)
+
+    kept, plain = residual.cpu().clone(), poisoned(*shape, dtype=dtype).cpu()
+    layer = norm.LayerNorm(weight.cpu(), ln_bias.cpu(), 1e-5)
+    norm.add_pre_layer_norm(x.cpu(), kept, bias.cpu() if biased else None, layer, plain)
+    close(kept, total.to(dtype).cpu())
+    close(plain, expected.to(dtype).cpu())
+
+    out = poisoned(*shape, dtype=dtype)
+    jit.add_pre_layer_norm(x, residual, bias, norm.LayerNorm(weight, ln_bias, 1e-5), out)
+    close(residual, total.to(dtype))
+    close(out, expected.to(dtype))
+
+
 def test_add_layer_norm_may_write_over_its_residual(device, close):
     x, residual = torch.randn(4, 96, device=device), torch.randn(4, 96, device=device)
     layer = norm.LayerNorm(torch.ones(96, device=device), torch.zeros(96, device=device), 1e-5)

@@ -70,6 +70,36 @@ def test_from_partial_sums(splits, heads, dtype, device, close, poisoned):
     close(out.cpu(), _expected(partials.float().sum(0), positions, layout).to(dtype))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("splits", [None, 2])
+@pytest.mark.parametrize("heads", HEADS)
+def test_bias_and_no_norm(heads, splits, biased, dtype, device, close, poisoned):
+    """Qwen2 adds a bias to q, k and v; neither it nor an encoder with rotation norms its heads."""
+    query, key, dim = heads
+    width = (query + 2 * key) * dim
+    bias = torch.randn(width, device=device).to(dtype) if biased else None
+    table = rope.rope_table(dim, 1e4, 600, device)
+    layout = rope.QkRope(query, key, dim, 1e-6, None, table, bias)
+    source = torch.randn((splits or 1, 5, width), device=device).to(dtype)
+    positions = torch.tensor([0, 1, 599, 3, 0], device=device).int()
+    total = source.float().sum(0) + (bias.float() if biased else 0.0)
+
+    cos, sin = (part.repeat(1, 1, 2) for part in table[positions.long()][:, None].chunk(2, dim=-1))
+    turned = total.view(5, -1, dim)[:, : query + key]
+    turned = turned * cos + torch.cat([-turned[..., dim // 2 :], turned[..., : dim // 2]], dim=-1) * sin
+    expected = torch.cat([turned.flatten(1), total[:, (query + key) * dim :]], dim=1).to(dtype)
+
+    def run(function, device_source, device_positions, device_layout):
+        out = poisoned(5, width, dtype=dtype).to(device_source.device) if splits else device_source[0]
+        function(device_source if splits else out, device_positions, device_layout, out)
+        close(out.cpu(), expected.cpu())
+
+    on_cpu = rope.QkRope(query, key, dim, 1e-6, None, table.cpu(), bias.cpu() if biased else None)
+    run(rope.qk_norm_rope, source.cpu().clone(), positions.cpu(), on_cpu)
+    run(jit.qk_norm_rope, source, positions, layout)
+
+
 def test_many_rows_a_program(device, close, monkeypatch):
     """The tile for large batches gives what the tile for small ones gives."""
     layout = _layout((2, 1, 64), device)
