@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -34,9 +35,11 @@ class RaggedBatch:
     def pack(
         cls, sequences: Sequence[Int32], token_type_ids: Sequence[Int32 | None] | None = None
     ) -> RaggedBatch:
-        """Lay `sequences` (each i32[n], n >= 1) end to end. A missing row of types counts as zeros."""
-        cu_seqlens = np.zeros(len(sequences) + 1, np.int32)
-        np.cumsum([len(sequence) for sequence in sequences], out=cu_seqlens[1:])
+        """Lay `sequences` (each i32[n], n >= 1) end to end. A missing row of types counts as zeros.
+
+        One sequence alone is not copied.
+        """
+        cu_seqlens = np.array((0, *accumulate(map(len, sequences))), np.int32)
         types: Int32 | None = None
         if token_type_ids is not None and any(row is not None for row in token_type_ids):
             types = np.concatenate(
@@ -45,7 +48,7 @@ class RaggedBatch:
                     for sequence, row in zip(sequences, token_type_ids, strict=True)
                 ]
             )
-        return cls(np.concatenate(sequences), cu_seqlens, types)
+        return cls(sequences[0] if len(sequences) == 1 else np.concatenate(sequences), cu_seqlens, types)
 
     @property
     def num_seqs(self) -> int:

@@ -131,21 +131,33 @@ class GraphEngine:
         key = self._forward.key_of(token_bucket(batch.num_tokens), sequence_bucket(batch.num_seqs))
         slot = self._ring.free()
         self._forward.destroy_retired(self._forward.launches - len(self._ring) + 1)
-        step = _Step(self._finished, key, batch.num_seqs)
+        step = _Step(self._finished, key)
         event = self._events[slot.index]
         try:
-            step.result = self._results.acquire(self._forward.output_bytes(key.num_seqs))
+            # As much as can be comes after the launch: the device works meanwhile.
             self._stage(slot, batch, key, longest)
             step.execution = self._runner.run(key, slot)
-            self._nouns.memcpy.device_to_host(step.result.ptr, self._forward.output_ptr, step.result.nbytes)
+            step.result = result = self._results.acquire(self._forward.output_bytes(key.num_seqs))
+            self._nouns.memcpy.device_to_host(result.ptr, self._forward.output_ptr, result.nbytes)
             event.record()
         except Exception as error:
             raise self._launch_failed(error, event, step) from error
+        step.rows = self._rows(result, batch.num_seqs, key.num_seqs)
         self._padded += key.num_tokens - batch.num_tokens
         step.ticket, due_s = self._times.launched(key)
         lazy = LazyTensor(event, step.finish, due_s=due_s, limit_s=self._options.step_limit_s)
         self._ring.launched(lazy)
         return lazy
+
+    def _rows(self, result: PinnedSlot, num_seqs: int, padded_seqs: int) -> BatchResult:
+        """Views of the first `num_seqs` of `padded_seqs` rows that the device copies to `result`."""
+        dimensions = self._info.dimensions
+        vectors = result.view(np.float32, (num_seqs, dimensions))
+        if not self._info.has_int8:
+            return BatchResult(vectors)
+        return BatchResult(
+            vectors, result.view(np.int8, (num_seqs, dimensions), 4 * padded_seqs * dimensions)
+        )
 
     def _stage(self, slot: StagingSlot, batch: RaggedBatch, key: GraphKey, longest: int) -> None:
         nbytes = slot.fill(batch, key.num_tokens, key.num_seqs)
@@ -166,7 +178,7 @@ class GraphEngine:
         key = self._forward.key_of(token_bucket(num_tokens), sequence_bucket(num_seqs))
         key = key._replace(num_tokens=num_tokens)
         slot = self._ring.free()
-        step = _Step(self._finished, key, batch.num_seqs)
+        step = _Step(self._finished, key)
         event = self._events[slot.index]
         try:
             self._stage(slot, batch, key, int(np.diff(batch.cu_seqlens).max()))
@@ -194,17 +206,12 @@ class GraphEngine:
             self._times.forget(step.key)  # replays are faster than what was learned
         steady = step.execution in (Execution.EAGER, Execution.REPLAYED)
         self._times.finished(step.ticket, steady=steady)
-        rows = (step.num_seqs, self._info.dimensions)
-        vectors = step.result.view(np.float32, rows)
         try:
-            refuse_non_finite(vectors)
+            refuse_non_finite(step.rows.vectors)
         except StepError as refused:
             self._dirty = True
             raise self._failure(refused) from None
-        if not self._info.has_int8:
-            return BatchResult(vectors)
-        int8_at = 4 * step.key.num_seqs * self._info.dimensions
-        return BatchResult(vectors, step.result.view(np.int8, rows, int8_at))
+        return step.rows
 
     def _failure(self, error: EngineError) -> EngineError:
         self._failed += 1
@@ -251,17 +258,15 @@ class GraphEngine:
 
 
 class _Step:
-    """What one step's result is made from, once its event is passed."""
+    """One step until its event is passed. rows: views of `result`, not to be read before."""
 
-    __slots__ = ("_finish", "execution", "key", "num_seqs", "result", "ticket")
+    __slots__ = ("_finish", "execution", "key", "result", "rows", "ticket")
 
-    def __init__(
-        self, finish: Callable[[_Step, DeviceError | None], BatchResult], key: GraphKey, num_seqs: int
-    ) -> None:
+    def __init__(self, finish: Callable[[_Step, DeviceError | None], BatchResult], key: GraphKey) -> None:
         self._finish = finish
         self.key = key
-        self.num_seqs = num_seqs
         self.result: PinnedSlot
+        self.rows: BatchResult
         self.execution: Execution
         self.ticket: int
 

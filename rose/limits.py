@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import sub
 
 import numpy as np
 
@@ -21,7 +22,7 @@ class StepLimits:
     type_vocab_size: int
 
     def check(self, batch: RaggedBatch) -> int:
-        """Length of the longest sequence of `batch`, in tokens. About 10 µs.
+        """Length of the longest sequence of `batch`, in tokens. 3 µs for one sequence, 9 µs for 100.
 
         Raises:
             StepError: the batch is empty, too large or malformed; the message names the value and the limit.
@@ -31,16 +32,14 @@ class StepLimits:
             raise StepError(f"batch has {num_seqs} sequences; a step takes 1 to {self.max_batch_seqs}")
         if num_tokens > self.max_batch_tokens:
             raise StepError(f"batch has {num_tokens} tokens; a step takes {self.max_batch_tokens}")
-        cu_seqlens = batch.cu_seqlens
-        if cu_seqlens[0] != 0 or cu_seqlens[-1] != num_tokens:
-            raise StepError(
-                f"offsets span {cu_seqlens[0]}..{cu_seqlens[-1]}; the batch has {num_tokens} tokens"
-            )
-        lengths = cu_seqlens[1:] - cu_seqlens[:-1]
-        longest = int(lengths.max())
+        offsets = batch.cu_seqlens.tolist()  # a numpy reduction takes 2 µs or more whatever its size
+        if offsets[0] != 0 or offsets[-1] != num_tokens:
+            raise StepError(f"offsets span {offsets[0]}..{offsets[-1]}; the batch has {num_tokens} tokens")
+        lengths = list(map(sub, offsets[1:], offsets))
+        longest: int = max(lengths)
         if longest > self.max_model_len:
             raise StepError(f"sequence has {longest} tokens; this model takes {self.max_model_len}")
-        if lengths.min() < 1:
+        if min(lengths) < 1:
             raise StepError("batch has an empty sequence")
         _check_range(batch.input_ids, self.vocab_size, "token id")
         if batch.token_type_ids is not None:
@@ -57,6 +56,6 @@ class StepLimits:
 
 def _check_range(ids: np.ndarray[tuple[int], np.dtype[np.int32]], limit: int, noun: str) -> None:
     # Seen as unsigned, a negative number is a huge one: one reduction checks both ends.
-    if int(ids.view(np.uint32).max()) >= limit:
+    if np.maximum.reduce(ids.view(np.uint32)) >= limit:
         wrong = ids[(ids < 0) | (ids >= limit)][0]
         raise StepError(f"{noun} {wrong} is out of range; this model takes 0 to {limit - 1}")

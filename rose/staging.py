@@ -57,8 +57,9 @@ class StagingSlot:
         self.index = index
         self.ptr = memory.ptr
         self.longest = 0
-        self._layout = layout
+        self._has_types = layout.has_types
         self._ids_at = layout.ids_at
+        self._bytes_a_token = _INT32_BYTES * (2 if layout.has_types else 1)
         self._image: Int32 = memory.view(np.int32, (size,))
 
     def fill(self, batch: RaggedBatch, num_tokens: int, num_seqs: int) -> int:
@@ -69,12 +70,14 @@ class StagingSlot:
         image, ids_at = self._image, self._ids_at
         real_tokens, real_seqs = batch.num_tokens, batch.num_seqs
         image[: real_seqs + 1] = batch.cu_seqlens
-        image[real_seqs + 1 : num_seqs + 1] = real_tokens
+        if num_seqs > real_seqs:
+            image[real_seqs + 1 : num_seqs + 1] = real_tokens
         image[ids_at : ids_at + real_tokens] = batch.input_ids
-        image[ids_at + real_tokens : ids_at + num_tokens] = 0
-        if self._layout.has_types:
-            self._fill_types(batch, self._layout.types_at(num_tokens), num_tokens)
-        return self._layout.size(num_tokens) * _INT32_BYTES
+        if num_tokens > real_tokens:
+            image[ids_at + real_tokens : ids_at + num_tokens] = 0
+        if self._has_types:
+            self._fill_types(batch, ids_at + num_tokens, num_tokens)
+        return ids_at * _INT32_BYTES + num_tokens * self._bytes_a_token
 
     def host_cu_seqlens(self, num_seqs: int) -> Int32:
         """i32[num_seqs + 1], a view of what is staged."""

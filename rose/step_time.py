@@ -48,8 +48,9 @@ class StepTimes(Generic[Key]):
         key = self._running[ticket]
         if steady and ticket == oldest:
             self._learn(key, now_s - self._started_s)
-        for done in [running for running in self._running if running <= ticket]:
-            del self._running[done]
+        while oldest <= ticket:
+            self._running.popitem(last=False)
+            oldest = next(iter(self._running), ticket + 1)
         self._started_s = now_s
 
     def expected_s(self, key: Key) -> float | None:

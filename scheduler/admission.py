@@ -23,16 +23,15 @@ def check_lengths(
     """
     if len(sequences) == 0:
         raise ValueError("a job needs at least one sequence")
-    num_tokens = 0
-    for ids in sequences:
-        if not 1 <= len(ids) <= max_tokens:
-            raise ValueError(f"sequence has {len(ids)} tokens; a step takes 1 to {max_tokens}")
-        num_tokens += len(ids)
+    lengths = list(map(len, sequences))
+    if min(lengths) < 1 or max(lengths) > max_tokens:
+        wrong = next(length for length in lengths if not 1 <= length <= max_tokens)
+        raise ValueError(f"sequence has {wrong} tokens; a step takes 1 to {max_tokens}")
     if token_type_ids is not None:
         for ids, types in zip(sequences, token_type_ids, strict=True):
             if types is not None and len(types) != len(ids):
                 raise ValueError(f"{len(types)} token types for a sequence of {len(ids)} tokens")
-    return num_tokens
+    return sum(lengths)
 
 
 def check_room(

@@ -29,6 +29,9 @@ _LOG = logging.getLogger(__name__)
 
 _TIMER_GRAIN_S = 0.001  # loops round timers to milliseconds; what is nearer than this is asked every turn
 
+# Between two looks at the deadlines, a job. A look takes 0.1 µs a job: 5 % of the loop's time at worst.
+_EXPIRY_PAUSE_S = 2e-6
+
 
 @runtime_checkable
 class CapturingEngine(Protocol):
@@ -67,6 +70,8 @@ class Batcher:
         self._turn_soon = False
         self._turn_timer: asyncio.TimerHandle | None = None
         self._watchdog: asyncio.TimerHandle | None = None
+        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._deadline_s = inf  # when it fires
         self._collector: asyncio.Task[None] | None = None
         self._dead_reason: str | None = None
         self._draining = False
@@ -102,7 +107,7 @@ class Batcher:
                 await asyncio.wait([job.future for job in self._jobs], timeout=drain_s)
         finally:
             self._fail_all(lambda: Draining(f"not done within the {drain_s:.3g} s that a shutdown allows"))
-            for timer in (self._turn_timer, self._watchdog):
+            for timer in (self._turn_timer, self._watchdog, self._deadline_timer):
                 if timer is not None:
                     timer.cancel()
             if self._collector is not None:
@@ -126,7 +131,6 @@ class Batcher:
             ValueError: no sequence, or one of an impossible length.
         """
         job = self._accept(sequences, token_type_ids, deadline_s)
-        timer = None if deadline_s is None else self._loop.call_later(deadline_s, self._expire, job)
         try:
             result = await job.future
         except asyncio.CancelledError:
@@ -139,8 +143,6 @@ class Batcher:
             job.future.cancel()
             self._queue.drop(job)
             self._jobs.discard(job)
-            if timer is not None:
-                timer.cancel()
         self._metrics.completed += 1
         self._metrics.queue_ms.observe(result.queue_ms)
         return result
@@ -166,6 +168,8 @@ class Batcher:
         deadline = inf if deadline_s is None else now_s + deadline_s
         job = Job(len(sequences), self._loop.create_future(), now_s, deadline)
         self._jobs.add(job)
+        if deadline < self._deadline_s:
+            self._expire_at(deadline)
         self._queue.append(job, sequences, token_type_ids)
         self._metrics.accepted += 1
         self._wake()
@@ -179,10 +183,24 @@ class Batcher:
         if self._collector is None:
             raise RuntimeError("run() before start()")
 
-    def _expire(self, job: Job) -> None:
-        """The job's deadline has come: it fails if a part of it still waits."""
-        if job.waiting_seqs:
-            job.expire()
+    def _expire_at(self, deadline_s: float) -> None:
+        """One timer serves all deadlines, which mostly rise: a timer a job costs 5 µs more."""
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+        self._deadline_s = deadline_s
+        self._deadline_timer = self._loop.call_later(max(0.0, deadline_s - self._clock()), self._expire_due)
+
+    def _expire_due(self) -> None:
+        """Fail every job whose deadline has come while a part of it still waits."""
+        self._deadline_timer, self._deadline_s = None, inf
+        due_s = self._clock() + _TIMER_GRAIN_S
+        waiting = [job for job in self._jobs if job.waiting_seqs and not job.done]
+        for job in waiting:
+            if job.deadline_s <= due_s:
+                job.expire()
+        next_s = min((job.deadline_s for job in waiting if not job.done), default=inf)
+        if next_s < inf:
+            self._expire_at(max(next_s, due_s + _EXPIRY_PAUSE_S * len(self._jobs)))
 
     def _wake(self) -> None:
         """Something arrived: see to it once this turn's other arrivals are in, or when the timer fires."""
@@ -223,18 +241,16 @@ class Batcher:
         for sequence in sequences:
             if sequence.job.launched_s is None:
                 sequence.job.launched_s = now_s
+        num_tokens = sum(sequence.num_tokens for sequence in sequences)
         try:
-            batch = RaggedBatch.pack(
-                [sequence.input_ids for sequence in sequences],
-                [sequence.token_type_ids for sequence in sequences],
-            )
-            self._metrics.count_launch(batch.num_tokens, batch.num_seqs)
-            lazy = self._engine.step(batch)
+            lazy = self._engine.step(_pack(sequences))
         except Exception as error:
             self._step_failed(sequences, error)
             return
-        predicted_s = self._pacer.cost.predict(batch.num_tokens, batch.num_seqs) / 1e3
-        self._in_flight.add(Step(sequences, batch.num_tokens, lazy, now_s, predicted_s))
+        finally:  # not before: the device works meanwhile
+            self._metrics.count_launch(num_tokens, len(sequences))
+        predicted_s = self._pacer.cost.predict(num_tokens, len(sequences)) / 1e3
+        self._in_flight.add(Step(sequences, num_tokens, lazy, now_s, predicted_s))
         self._launched.set()
         if self._watchdog is None:
             self._watch()
@@ -324,3 +340,10 @@ class Batcher:
         state = "draining" if self._draining else "running"
         state = state if self.healthy else "dead"
         return f"<Batcher {state} {self._in_flight!r} {self._queue!r} {self._pacer.cost!r}>"
+
+
+def _pack(sequences: list[JobSequence]) -> RaggedBatch:
+    """The batch of `sequences`; most have no token types."""
+    types = [sequence.token_type_ids for sequence in sequences]
+    has_types = any(row is not None for row in types)
+    return RaggedBatch.pack([sequence.input_ids for sequence in sequences], types if has_types else None)

@@ -131,7 +131,11 @@ class CostModel:
 
     def _cell(self, tokens: int, seqs: int) -> _Cell:
         cells = self._classes.setdefault(_length_class(tokens, seqs), {})
-        return cells.setdefault(int(2 * log2(tokens)), _Cell())
+        half_octave = int(2 * log2(tokens))
+        cell = cells.get(half_octave)
+        if cell is None:
+            cell = cells[half_octave] = _Cell()
+        return cell
 
     def _nearest_curve(self, length_class: int, *, trusted: bool) -> _Curve | None:
         """The curve of the class nearest to `length_class` that has one."""

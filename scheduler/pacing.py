@@ -24,6 +24,7 @@ class Pacer:
             tolerance=options.throughput_tolerance,
             seed=options.cost_points,
         )
+        self._least_tokens = min(options.min_budget_tokens, info.max_batch_tokens, options.max_budget_tokens)
         self._info = info
         self._options = options
 
@@ -33,7 +34,10 @@ class Pacer:
 
     def full(self, queue: SequenceQueue) -> bool:
         """Whether a whole batch waits."""
-        return queue.num_tokens >= self.budget(queue) or queue.num_seqs >= self._info.max_batch_seqs
+        if queue.num_seqs >= self._info.max_batch_seqs:
+            return True
+        # Asking the model costs 5 µs, and no budget is below the least.
+        return queue.num_tokens >= self._least_tokens and queue.num_tokens >= self.budget(queue)
 
     def batch_tokens(self, queue: SequenceQueue) -> int:
         """The budget, evened out over the batches that the queue makes, so that no small one is left over.
@@ -41,6 +45,8 @@ class Pacer:
         5 sequences of 512 tokens and a budget of 2048: one step of 2560 takes 5.1 ms on an H200 (0.6B model),
         while 2048 and then 512 take 4.2 + 1.6 ms.
         """
+        if queue.num_tokens <= self._least_tokens:
+            return queue.num_tokens
         batches = max(1, round(queue.num_tokens / self.budget(queue)))
         return min(ceil(queue.num_tokens / batches), self._info.max_batch_tokens)
 

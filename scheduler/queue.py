@@ -33,9 +33,12 @@ class SequenceQueue:
         """Put all rows of `job` at the end: input_ids i32[n] each, token_type_ids as long or None."""
         for row, ids in enumerate(input_ids):
             types = None if token_type_ids is None else token_type_ids[row]
-            sequence = Sequence(job, row, ids, types)
-            self._waiting.append(sequence)
-            self._count(sequence, 1)
+            self._waiting.append(Sequence(job, row, ids, types))
+        num_seqs, num_tokens = len(input_ids), sum(map(len, input_ids))
+        self.num_seqs += num_seqs
+        self.num_tokens += num_tokens
+        job.waiting_seqs += num_seqs
+        job.waiting_tokens += num_tokens
 
     def take(self, max_tokens: int, max_seqs: int, now_s: float) -> list[Sequence]:
         """Pop the next batch: as many of the first sequences as fit, or one that is longer than `max_tokens`.
@@ -47,17 +50,21 @@ class SequenceQueue:
         tokens = 0
         while self._waiting and len(batch) < max_seqs:
             first = self._waiting[0]
-            if first.job.done or now_s >= first.job.deadline_s:
+            job = first.job
+            if job.done or now_s >= job.deadline_s:
                 self._waiting.popleft()
-                first.job.expire()
-                self.drop(first.job)
+                job.expire()
+                self.drop(job)
                 continue
             if batch and (tokens + first.num_tokens > max_tokens or first.retry != batch[0].retry):
                 break
             self._waiting.popleft()
-            self._count(first, -1)
+            job.waiting_seqs -= 1
+            job.waiting_tokens -= first.num_tokens
             tokens += first.num_tokens
             batch.append(first)
+        self.num_seqs -= len(batch)
+        self.num_tokens -= tokens
         return batch
 
     def drop(self, job: Job) -> None:
@@ -78,19 +85,16 @@ class SequenceQueue:
             self._retries += 1
             for sequence in half:
                 sequence.retry = self._retries
-                self._count(sequence, 1)
+                sequence.job.waiting_seqs += 1
+                sequence.job.waiting_tokens += sequence.num_tokens
+        self.num_seqs += len(live)
+        self.num_tokens += sum(sequence.num_tokens for sequence in live)
         self._waiting.extendleft(reversed(older + live))
 
     @property
     def retrying(self) -> bool:
         """Whether the next batch is half of one for which the device had too little memory."""
         return bool(self._waiting) and self._waiting[0].retry > 0
-
-    def _count(self, sequence: Sequence, sign: int) -> None:
-        self.num_seqs += sign
-        self.num_tokens += sign * sequence.num_tokens
-        sequence.job.waiting_seqs += sign
-        sequence.job.waiting_tokens += sign * sequence.num_tokens
 
     def __len__(self) -> int:
         return self.num_seqs
