@@ -31,10 +31,11 @@ def load_backends(
 
     Kernels come from `aot_dirs` (default: the checkout's `.aot` and the user cache). Only where those hold
     none, one is compiled from an installed package (`compile_missing`): FlashAttention-4 in seconds, or
-    FlashInfer in minutes the first time. What is missing or broken is logged, never raised.
+    FlashInfer in minutes the first time. None of these has windows. What is missing or broken is logged, never
+    raised.
     """
     backends: dict[str, AttentionBackend] = {}
-    if spec.device.type == "cuda" and spec.dtype in TENSOR_CORE_DTYPES:
+    if spec.device.type == "cuda" and spec.dtype in TENSOR_CORE_DTYPES and spec.window is None:
         backends.update(_from_library(spec, default_folders() if aot_dirs is None else aot_dirs))
         if not backends and compile_missing:
             backends.update(_compiled(spec))

@@ -19,6 +19,8 @@ class AttentionSpec:
     head_dim: elements a head. scale: factor on q·k, usually head_dim ** -0.5.
     causal: whether a token sees only itself and earlier ones of its sequence.
     dtype: of q, k, v and out. device: where they are.
+    window: how many places away the farthest token is that one sees, before it and, unless causal, after it;
+        None: any number.
     """
 
     num_heads: int
@@ -28,6 +30,7 @@ class AttentionSpec:
     causal: bool
     dtype: torch.dtype
     device: torch.device
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

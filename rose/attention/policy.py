@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 # Where nothing was measured: kernels that need no table to be good, then torch's own.
 PREFERENCE = ("flashinfer-fa3", "flashinfer-fa2", "fa4", "sdpa")
+# The backends that can keep a token from seeing what is more than a window away.
+WINDOWED = frozenset({"sdpa"})
 USER_TABLE = "attention_policy.json"
 
 
@@ -110,6 +112,8 @@ def fastest(
     table: PolicyTable | None, spec: AttentionSpec, shape: BatchShape, available: Collection[str]
 ) -> str:
     """As `choose`, from a given table."""
+    if spec.window is not None:
+        available = [name for name in available if name in WINDOWED]
     if not available:
         raise ValueError("no attention backend is available")
     for cell in sorted(_candidates(table, spec), key=lambda cell: _distance(cell, shape)):
@@ -155,6 +159,6 @@ def choose(spec: AttentionSpec, shape: BatchShape, available: Collection[str]) -
     """Name of the backend, one of `available`, for batches of `shape`. Answers are kept: some µs each.
 
     Raises:
-        ValueError: `available` is empty.
+        ValueError: `available` holds none that can run `spec`.
     """
     return _chosen(spec, shape, tuple(available))

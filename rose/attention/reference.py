@@ -29,17 +29,23 @@ def reference_attention(
         length = end - start
         if length == 0:
             continue
-        hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+        hidden = _hidden(length, spec, q.device)
         step = max(1, min(spec.num_heads, MAX_SCORES // length**2))
         for head in range(0, spec.num_heads, step):
             heads = torch.arange(head, min(head + step, spec.num_heads), device=q.device)
             queries = q[start:end, heads].float().transpose(0, 1)
             keys, values = (x[start:end, heads // group].float().transpose(0, 1) for x in (k, v))
-            scores = queries @ keys.transpose(1, 2) * spec.scale
-            if spec.causal:
-                scores = scores.masked_fill(hidden, float("-inf"))
+            scores = (queries @ keys.transpose(1, 2) * spec.scale).masked_fill(hidden, float("-inf"))
             out[start:end, heads] = (scores.softmax(-1) @ values).transpose(0, 1)
     return out
+
+
+def _hidden(length: int, spec: AttentionSpec, device: torch.device) -> torch.Tensor:
+    """bool[n, n]: which key each query does not see."""
+    places = torch.arange(length, device=device)
+    ahead = places[None, :] - places[:, None]
+    hidden = ahead > 0 if spec.causal else torch.zeros_like(ahead, dtype=torch.bool)
+    return hidden if spec.window is None else hidden | (ahead.abs() > spec.window)
 
 
 def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:

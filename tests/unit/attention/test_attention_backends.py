@@ -98,6 +98,14 @@ def test_on_hopper_every_kernel_of_the_folder_serves(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.usefixtures("hopper")
+def test_a_window_leaves_torch_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels of the folder have no windows, and none may be compiled that would ignore one."""
+    fill(tmp_path, "fa4", "flashinfer-fa3")
+    monkeypatch.setattr(backends, "load_module", lambda path: module_of())
+    assert list(load_backends(replace(spec_of("cuda"), window=64), [tmp_path])) == ["sdpa"]
+
+
+@pytest.mark.usefixtures("hopper")
 def test_nothing_is_compiled_when_the_folder_has_a_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,17 @@ def test_cells_of_the_same_mask_and_group_go_first() -> None:
 def test_nothing_available_is_an_error() -> None:
     with pytest.raises(ValueError, match="no attention backend"):
         policy.choose(spec_of(), BatchShape(1, 1, 1), [])
+
+
+def test_a_window_excludes_every_backend_without_windows() -> None:
+    spec = replace(spec_of(), window=64)
+    table, shape = (
+        table_of((512, 1, {"fa4": 1.0, "flashinfer-fa3": 2.0, "sdpa": 9.0})),
+        BatchShape(512, 1, 512),
+    )
+    assert fastest(table, spec, shape, NAMES) == fastest(None, spec, shape, NAMES) == "sdpa"
+    with pytest.raises(ValueError, match="no attention backend"):
+        fastest(table, spec, shape, ["fa4", "flashinfer-fa2"])
 
 
 def test_choose_takes_the_dict_of_backends() -> None:
