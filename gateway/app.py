@@ -9,9 +9,10 @@ from aiohttp import hdrs, web
 from gateway.errors import ApiError, ErrorKind, ErrorShape
 from gateway.exchange import Answer, Call, Door, Handler
 from gateway.metrics import GatewayMetrics
+from gateway.names import ServedNames
 from gateway.options import GatewayOptions
 from gateway.pipeline import Pipeline, Scheduler
-from gateway.routes import health, metrics, models, openai
+from gateway.routes import health, metrics, models, openai, perplexity
 from gateway.tokenization.base import Tokenizer
 from gateway.tokenization.pool import TokenizerPool
 from rose.batch import EngineInfo
@@ -39,16 +40,20 @@ def create_app(
     served by routes of their own.
     """
     app = web.Application(client_max_size=options.max_body_bytes)
-    names = options.served_model_names or (info.model,)
+    names = ServedNames(options.served_model_names or (info.model,))
     counted = GatewayMetrics()
     door = Door(options, counted, lambda: drain_s(scheduler.metrics))
     pool = _pool(app, options, tokenizer)
     pipeline = Pipeline(options, scheduler, info, pool, counted)
     app[HEALTH] = health.Health(scheduler)
     routes = _Routes(app, door)
-    routes.post(openai.PATHS, openai.OpenAIEmbeddings(pipeline, names))
-    routes.get(models.PATH, models.Models(names, info))
-    routes.get(health.INFO_PATH, health.Info(info, options, names, describe))
+    own = ErrorShape.PERPLEXITY if options.api_dialect == "perplexity" else ErrorShape.OPENAI
+    pplx = perplexity.PerplexityEmbeddings(pipeline, names, options)
+    routes.post(openai.PATHS, openai.OpenAIEmbeddings(pipeline, names, pplx), own)
+    context = perplexity.ContextualizedEmbeddings(pipeline, names)
+    routes.post((perplexity.CONTEXT_PATH,), context, ErrorShape.PERPLEXITY)
+    routes.get(models.PATH, models.Models(names.names, info))
+    routes.get(health.INFO_PATH, health.Info(info, options, names.names, describe))
     routes.get(health.HEALTH_PATH, app[HEALTH].live, keyed=False)
     routes.get(health.READY_PATH, app[HEALTH].ready, keyed=False)
     page = metrics.Metrics(counted, lambda: scheduler.metrics, engine_stats, info)

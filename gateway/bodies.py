@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from aiohttp import compression_utils, hdrs, web
+from aiohttp import StreamReader, compression_utils, hdrs, web
 
 from gateway.errors import ApiError, ErrorKind, shown
 
@@ -33,8 +33,8 @@ class BodyReader:
         if (request.content_length or 0) > self._max_bytes:
             raise self._too_large(f"has {request.content_length} bytes")
         try:
-            if request.content.is_eof():  # it came with the head: no timer
-                return await request.read()
+            if request.content.is_eof():  # it came with the head: no timer, no copy
+                return self._whole(request.content)
             async with asyncio.timeout(self._timeout_s):
                 return await request.read()
         except TimeoutError:
@@ -45,6 +45,12 @@ class BodyReader:
         except web.RequestPayloadError as error:  # broken compression or chunks
             message = f"the body cannot be read: {error}"
             raise ApiError(ErrorKind.INVALID_BODY, message, closes=True) from None
+
+    def _whole(self, content: StreamReader) -> bytes:
+        body = content.read_nowait()
+        if len(body) > self._max_bytes:
+            raise self._too_large("is too large")
+        return body
 
     def _too_large(self, what: str) -> ApiError:
         limit = self._max_bytes

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import binascii
 import enum
+import math
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -41,6 +43,10 @@ def finish(vectors: Float32, dimensions: int, normalize: bool) -> Float32:
         ApiError: NON_FINITE_OUTPUT, naming the first row that holds a NaN or an infinity.
     """
     rows = vectors[:, :dimensions]
+    if len(rows) == 1:  # most requests; these calls take 3 µs, those below 9
+        square = float(rows[0].dot(rows[0]))
+        if _SMALL_SQUARE < square < _LARGE_SQUARE:
+            return np.ascontiguousarray(rows / math.sqrt(square) if normalize else rows, _FLOAT32)
     with np.errstate(all="ignore"):
         squares = np.vecdot(rows, rows)
     # A NaN or an infinity in a row is one in its sum too, and no comparison with NaN is true.
@@ -63,8 +69,8 @@ def _exact_squares(rows: Float32) -> NDArray[np.float64]:
     return squares
 
 
-async def items(vectors: Float32, encoding: Encoding, media: Media) -> list[msgspec.Raw]:
-    """Encoded EmbeddingItems of f32[n, dim], little-endian. Gives the loop a turn between slices.
+async def items(vectors: NDArray[Any], encoding: Encoding, media: Media) -> list[msgspec.Raw]:
+    """Encoded EmbeddingItems of vectors [n, dim], little-endian. Gives the loop a turn between slices.
 
     Turns beat a thread here: nothing in it releases the GIL, so a thread would hold up the loop just as long.
     """
@@ -84,13 +90,13 @@ async def items(vectors: Float32, encoding: Encoding, media: Media) -> list[msgs
 _Written = memoryview | str | list[float] | msgspec.Raw
 
 
-def _json_floats(row: Float32) -> msgspec.Raw:
-    """float32's own shortest digits: half the bytes and half the time of printing them as float64."""
-    return msgspec.Raw(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY))
+def json_numbers(values: NDArray[Any]) -> msgspec.Raw:
+    """JSON of an array. float32's own shortest digits take half the bytes and half the time of float64's."""
+    return msgspec.Raw(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
-_WRITERS: dict[tuple[Encoding, Media], Callable[[Float32], _Written]] = {
-    (Encoding.FLOAT, Media.JSON): _json_floats,
+_WRITERS: dict[tuple[Encoding, Media], Callable[[NDArray[Any]], _Written]] = {
+    (Encoding.FLOAT, Media.JSON): json_numbers,
     (Encoding.FLOAT, Media.MSGPACK): lambda row: row.tolist(),
     # msgspec writes bytes as base64, 25 % faster than binascii and without the copy into a string.
     (Encoding.BASE64, Media.JSON): lambda row: row.data,

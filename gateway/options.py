@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 MIB = 1024 * 1024
 _AT_LEAST_ONE = (
@@ -10,6 +11,8 @@ _AT_LEAST_ONE = (
     "max_request_tokens",
     "max_body_bytes",
     "max_outstanding_requests",
+    "perplexity_max_items",
+    "perplexity_max_request_tokens",
     "tokenizer_threads",
 )
 
@@ -29,6 +32,8 @@ class GatewayOptions:
     max_outstanding_requests: requests being worked on at once, from head to answer; more get 429 before their
         body is read. Bounds what bodies and texts that are not tokenised yet can take.
     body_timeout_s: seconds in which a body must have come; then 408.
+    api_dialect: "openai" or "perplexity": what /v1/embeddings speaks when a request names no encoding_format.
+    perplexity_max_items, perplexity_max_request_tokens: of a request in Perplexity's dialect.
     tokenizer_threads: threads that tokenise long texts beside the loop; they share one tokenizer.
     inline_text_chars: texts of up to this many characters in all are tokenised on the loop itself.
 
@@ -44,6 +49,9 @@ class GatewayOptions:
     request_timeout_s: float | None = 300.0
     max_outstanding_requests: int = 4096
     body_timeout_s: float = 60.0
+    api_dialect: Literal["openai", "perplexity"] = "openai"
+    perplexity_max_items: int = 512
+    perplexity_max_request_tokens: int = 120_000
     tokenizer_threads: int = 4
     inline_text_chars: int = 256
 

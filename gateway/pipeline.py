@@ -6,16 +6,21 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from gateway.deadline import Deadline
 from gateway.encoding import finish
 from gateway.errors import ApiError, ErrorKind
 from gateway.inputs import InputLimits, Inputs, Texts, check_range, invalid
 from gateway.metrics import GatewayMetrics
 from gateway.options import GatewayOptions
+from gateway.tokenization.base import SpecialTokens
 from gateway.tokenization.pool import TokenizerPool
-from rose.batch import EngineInfo, Float32, Int32
+from rose.batch import EngineInfo, Float32, Int8, Int32
 from scheduler.metrics import SchedulerMetrics
 from scheduler.sequence import JobResult
+
+_NO_TEMPLATE = SpecialTokens(np.zeros(0, np.int32), np.zeros(0, np.int32))
 
 
 class Scheduler(Protocol):
@@ -45,6 +50,9 @@ class Scheduler(Protocol):
 class EmbedJob:
     """What a dialect wants done. dimensions: values to keep of each vector, in [1, D].
 
+    truncate: cut inputs that are too long. max_tokens: what one may have, if less than the model takes.
+    max_request_tokens: what all may have, if less than the server takes.
+    keep_end: what is cut is the beginning. special_tokens: False: texts go without the tokenizer's template.
     deadline: None: the work may wait for ever.
     """
 
@@ -53,13 +61,21 @@ class EmbedJob:
     normalize: bool
     truncate: bool
     deadline: Deadline | None = None
+    max_tokens: int | None = None
+    max_request_tokens: int | None = None
+    keep_end: bool = False
+    special_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """What became of a job: f32[n, dimensions], the tokens really processed, and the time taken, in ms."""
+    """What became of a job: f32[n, dimensions], the tokens really processed, and the time taken, in ms.
+
+    int8: i8[n, D] from models with their own quantiser, not cut to `dimensions`; else None.
+    """
 
     vectors: Float32
+    int8: Int8 | None
     num_tokens: int
     tokenization_ms: float
     queue_ms: float
@@ -99,14 +115,15 @@ class Pipeline:
             scheduler.errors.SchedulerError: see scheduler/errors.py.
         """
         started_s = time.perf_counter()  # the loop's own clock ticks in milliseconds
-        sequences = self._fit(await self._sequences(job.inputs), job)
-        num_tokens = self._count(sequences)
+        sequences = self._fit(await self._sequences(job), job)
+        num_tokens = self._count(sequences, job)
         tokenization_s = time.perf_counter() - started_s
         self._tokenization.observe(tokenization_s)
         left_s = None if job.deadline is None else job.deadline.left_s()
         result = await self._scheduler.run(sequences, None, left_s)
         return Embedded(
             vectors=finish(result.vectors, job.dimensions, job.normalize),
+            int8=result.int8,
             num_tokens=num_tokens,
             tokenization_ms=tokenization_s * 1e3,
             queue_ms=result.queue_ms,
@@ -126,48 +143,67 @@ class Pipeline:
             raise invalid(f"dimensions is {dimensions}; this model takes 1 to {most}", "dimensions")
         return dimensions
 
-    async def _sequences(self, inputs: Inputs) -> list[Int32]:
-        if not isinstance(inputs, Texts):
-            return inputs.sequences
+    @property
+    def tokenizer(self) -> TokenizerPool:
+        """What turns text into ids.
+
+        Raises:
+            ApiError: TEXT_NOT_SUPPORTED, when the server has none.
+        """
         if self._tokenizer is None:
             raise ApiError(
                 ErrorKind.TEXT_NOT_SUPPORTED,
                 "this server has no tokenizer and takes token ids only: lists of integers, or int32 blocks",
                 param="input",
             )
-        sequences = await self._tokenizer.encode(inputs.texts)
-        if self._tokenizer.vocab_size > self.info.vocab_size:
+        return self._tokenizer
+
+    async def _sequences(self, job: EmbedJob) -> list[Int32]:
+        inputs = job.inputs
+        if not isinstance(inputs, Texts):
+            return inputs.sequences
+        tokenizer = self.tokenizer
+        sequences = await tokenizer.encode(inputs.texts)
+        if not job.special_tokens:
+            sequences = [tokenizer.special_tokens.strip(ids) for ids in sequences]
+        if tokenizer.vocab_size > self.info.vocab_size:
             for index, ids in enumerate(sequences):
-                check_range(ids, f"tokens of input[{index}]", self.info.vocab_size)
+                check_range(ids, f"tokens of {inputs.place(index)}", self.info.vocab_size)
         return sequences
 
     def _fit(self, sequences: list[Int32], job: EmbedJob) -> list[Int32]:
         """Refuse or cut what is too long: the one rule for every route."""
         limit = self.limits.max_tokens
+        if job.max_tokens is not None:
+            limit = min(limit, job.max_tokens)
         if max(map(len, sequences)) <= limit:
             return sequences
         if not job.truncate:
             index = next(i for i, ids in enumerate(sequences) if len(ids) > limit)
             raise ApiError(
                 ErrorKind.INPUT_TOO_LONG,
-                f"input[{index}] has {len(sequences[index])} tokens; this model takes at most {limit}"
-                ' (send "truncate": true to have it cut)',
-                param="input",
+                f"{job.inputs.place(index)} has {len(sequences[index])} tokens; this model takes at most"
+                f' {limit} (send "truncate": true to have it cut)',
+                param=job.inputs.name,
             )
-        if isinstance(job.inputs, Texts) and self._tokenizer is not None:
-            return [self._tokenizer.special_tokens.truncate(ids, limit) for ids in sequences]
-        return [ids[:limit] for ids in sequences]
+        template = _NO_TEMPLATE
+        if isinstance(job.inputs, Texts) and job.special_tokens:
+            template = self.tokenizer.special_tokens
+        return [template.truncate(ids, limit, keep_end=job.keep_end) for ids in sequences]
 
-    def _count(self, sequences: list[Int32]) -> int:
+    def _count(self, sequences: list[Int32], job: EmbedJob) -> int:
+        inputs, limit = job.inputs, self.limits.max_request_tokens
         lengths = [len(ids) for ids in sequences]
         if not all(lengths):
-            raise invalid(f"input[{lengths.index(0)}] has no tokens")
-        if sum(lengths) > self.limits.max_request_tokens:
+            raise invalid(f"{inputs.place(lengths.index(0))} has no tokens", inputs.name)
+        if job.max_request_tokens is not None:
+            limit = min(limit, job.max_request_tokens)
+        if sum(lengths) > limit:
             raise ApiError(
                 ErrorKind.INPUT_TOO_LONG,
-                f"input has {sum(lengths)} tokens in all; this server takes at most"
-                f" {self.limits.max_request_tokens} a request",
-                param="input",
+                f"{inputs.name} has {sum(lengths)} tokens in all; this server takes at most"
+                f" {limit} a request",
+                param=inputs.name,
             )
         return sum(lengths)
 

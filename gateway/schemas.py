@@ -23,7 +23,13 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     dimensions: leading values of each vector to keep; None: all.
     encoding_format: "float", "base64" or "bytes"; None: "float" in JSON, "bytes" in msgpack.
     normalize: whether vectors are L2-normalised; None: as the model's own files say.
-    truncate: cut inputs that are too long instead of refusing them.
+    truncate: cut inputs that are too long instead of refusing them. truncation: Voyage's word for it.
+    truncation_direction: what is cut: "right", the end (the default), or "left", the beginning.
+    truncate_prompt_tokens: cut to so many tokens; -1: to what the model takes (vLLM's).
+    add_special_tokens: False: text goes without the tokenizer's template.
+    prompt, prompt_name, input_type: what goes before a text: verbatim, by the model's own name, or by task.
+    embed_dtype: the values' type; output_dtype, output_dimension: Voyage's words for it and for dimensions.
+    modality: Infinity's; only "text" is there. With it, dimensions 0 are all dimensions.
     """
 
     input: str | list[str | int | list[int]] | None = None
@@ -34,6 +40,17 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     encoding_format: str | None = None
     normalize: bool | None = None
     truncate: bool | None = None
+    truncation: bool | None = None
+    truncation_direction: str | None = None
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
+    prompt: str | None = None
+    prompt_name: str | None = None
+    input_type: str | None = None
+    embed_dtype: str | None = None
+    output_dtype: str | None = None
+    output_dimension: int | None = None
+    modality: str | None = None
 
 
 class Usage(msgspec.Struct):
@@ -44,7 +61,7 @@ class Usage(msgspec.Struct):
 
 
 class EmbeddingItem(msgspec.Struct, kw_only=True):
-    """One vector: a list of floats, or the base64 of its float32 little-endian bytes.
+    """One vector: a list of numbers, or the base64 of its little-endian bytes.
 
     The encoder writes a memoryview as base64 in JSON; Raw holds what is encoded already.
     """
@@ -128,7 +145,7 @@ def decode(kind: type[S], body: bytes, media: Media) -> S:
         raise ApiError(ErrorKind.INVALID_BODY, "the body is nested too deeply") from None
 
 
-def encode(value: msgspec.Struct | dict[str, object], media: Media) -> bytes:
+def encode(value: msgspec.Struct | dict[str, object] | list[msgspec.Raw], media: Media) -> bytes:
     """Write `value` in the codec `media`."""
     return _JSON.encode(value) if media is Media.JSON else _MSGPACK.encode(value)
 

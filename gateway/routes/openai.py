@@ -1,27 +1,33 @@
-"""OpenAI's embeddings route, with the binary answer as an extra. One thin dialect over the pipeline."""
+"""OpenAI's embeddings route, with what vLLM, Voyage and Infinity add. A thin dialect over the pipeline."""
 
 from __future__ import annotations
 
-import msgspec
-
+from gateway.cuts import read_direction, read_prompt_tokens
+from gateway.dtypes import Dtype, cast, read_dtype, widen
 from gateway.encoding import Encoding, items
 from gateway.errors import ApiError, ErrorKind, shown
 from gateway.exchange import Answer, Call
 from gateway.inputs import Inputs, invalid, read_id_blocks, read_input
 from gateway.media import Media
+from gateway.names import ServedNames
 from gateway.pipeline import Embedded, EmbedJob, Pipeline
-from gateway.schemas import EmbeddingBlock, EmbeddingRequest, EmbeddingResponse, Usage, decode, encode
+from gateway.prompts import Prompts, with_prompt
+from gateway.rendering import answer, block, figures, usage
+from gateway.routes.perplexity import PerplexityEmbeddings
+from gateway.schemas import EmbeddingRequest, EmbeddingResponse, decode
 
 PATHS = ("/v1/embeddings", "/embeddings")
 _DEFAULT_ENCODING = {Media.JSON: Encoding.FLOAT, Media.MSGPACK: Encoding.BYTES}
 
 
 class OpenAIEmbeddings:
-    """POST /v1/embeddings. model_names: the names it answers to, the default first."""
+    """POST /v1/embeddings. perplexity: answers what is in its dialect."""
 
-    def __init__(self, pipeline: Pipeline, model_names: tuple[str, ...]) -> None:
+    def __init__(self, pipeline: Pipeline, names: ServedNames, perplexity: PerplexityEmbeddings) -> None:
         self._pipeline = pipeline
-        self._model_names = model_names
+        self._names = names
+        self._prompts = Prompts(pipeline.info)
+        self._perplexity = perplexity
 
     async def __call__(self, call: Call) -> Answer:
         """Embed what `call` asks for.
@@ -31,35 +37,45 @@ class OpenAIEmbeddings:
             scheduler.errors.SchedulerError: see scheduler/errors.py.
         """
         request = decode(EmbeddingRequest, call.body, call.media)
-        model = self._model(request.model)
+        if self._perplexity.speaks(request.encoding_format):
+            return await self._perplexity(request, call)
+        model = self._names.read(request.model)
         encoding = _encoding(request.encoding_format, call.answer_media)
-        normalize = request.normalize
-        job = EmbedJob(
-            inputs=self._inputs(request),
-            dimensions=self._pipeline.read_dimensions(request.dimensions),
-            normalize=self._pipeline.info.normalize if normalize is None else normalize,
-            truncate=bool(request.truncate),
-            deadline=call.deadline,
-        )
-        embedded = await self._pipeline.embed(job)
-        return await _render(embedded, model, encoding, call.answer_media)
+        job = self._job(request, call)
+        dtype = _dtype(request, job.dimensions)
+        return await _render(await self._pipeline.embed(job), model, (encoding, dtype), call.answer_media)
 
-    def _model(self, name: str | None) -> str:
-        """The served name that the request means. Others are refused: nobody shall mix models' vectors."""
-        if name is None:
-            return self._model_names[0]
-        if name not in self._model_names:
-            known = ", ".join(self._model_names)
-            message = f"model {shown(name)} is not served here; this server has {known}"
-            raise ApiError(ErrorKind.MODEL_NOT_FOUND, message, param="model")
-        return name
+    def _job(self, request: EmbeddingRequest, call: Call) -> EmbedJob:
+        normalize, cut_to = request.normalize, read_prompt_tokens(request.truncate_prompt_tokens)
+        return EmbedJob(
+            inputs=self._inputs(request),
+            dimensions=self._pipeline.read_dimensions(_dimensions(request)),
+            normalize=self._pipeline.info.normalize if normalize is None else normalize,
+            truncate=bool(request.truncate or request.truncation or request.truncate_prompt_tokens),
+            deadline=call.deadline,
+            max_tokens=cut_to,
+            keep_end=read_direction(request.truncation_direction),
+            special_tokens=request.add_special_tokens is not False,
+        )
 
     def _inputs(self, request: EmbeddingRequest) -> Inputs:
+        limits = self._pipeline.limits
+        prompt = self._prompts.choose(request.prompt, request.prompt_name, request.input_type)
         if request.input_ids is None:
-            return read_input(request.input, self._pipeline.limits)
+            return with_prompt(read_input(request.input, limits), prompt)
         if request.input is not None:
             raise invalid("input and input_ids are both given; send one of them")
-        return read_id_blocks(request.input_ids, request.lengths, self._pipeline.limits)
+        return read_id_blocks(request.input_ids, request.lengths, limits)
+
+
+def _dimensions(request: EmbeddingRequest) -> int | None:
+    """Infinity's client says 0 for all, and names the modality; from others 0 is refused."""
+    if request.modality is None:
+        return request.output_dimension if request.dimensions is None else request.dimensions
+    if request.modality != "text":
+        message = f"modality is {shown(request.modality)}; this server embeds text"
+        raise ApiError(ErrorKind.NOT_SUPPORTED, message, param="modality")
+    return request.dimensions or None
 
 
 def _encoding(name: str | None, media: Media) -> Encoding:
@@ -68,32 +84,27 @@ def _encoding(name: str | None, media: Media) -> Encoding:
     try:
         return Encoding(name)
     except ValueError:
+        known = "float, base64, bytes, base64_int8 and base64_binary"
         raise invalid(
-            f"encoding_format is {shown(name)}; this route knows float, base64 and bytes", "encoding_format"
+            f"encoding_format is {shown(name)}; this route knows {known}", "encoding_format"
         ) from None
 
 
-async def _render(embedded: Embedded, model: str, encoding: Encoding, media: Media) -> Answer:
-    vectors, usage = embedded.vectors, Usage(embedded.num_tokens, embedded.num_tokens)
-    times = (
-        ("x-queue-time", f"{embedded.queue_ms:.3f}"),
-        ("x-tokenization-time", f"{embedded.tokenization_ms:.3f}"),
-        ("x-inference-time", f"{embedded.inference_ms:.3f}"),
-    )
-    if encoding is not Encoding.BYTES:
-        data = await items(vectors, encoding, media)
-        return _answer(EmbeddingResponse(data=data, model=model, usage=usage), media, times)
-    shape = (vectors.shape[0], vectors.shape[1])
-    if media is Media.MSGPACK:
-        block = vectors.data
-        return _answer(EmbeddingBlock(model=model, shape=shape, embeddings=block, usage=usage), media, times)
-    layout = (
-        ("x-embedding-dtype", "float32"),
-        ("x-embedding-shape", f"{shape[0]},{shape[1]}"),
-        ("x-prompt-tokens", str(embedded.num_tokens)),
-    )
-    return Answer(vectors.tobytes(), "application/octet-stream", times + layout)
+def _dtype(request: EmbeddingRequest, dimensions: int) -> Dtype:
+    if request.embed_dtype is not None:
+        return read_dtype(request.embed_dtype, dimensions, "embed_dtype")
+    if request.output_dtype is not None:
+        return read_dtype(request.output_dtype, dimensions, "output_dtype")
+    return Dtype.FLOAT32
 
 
-def _answer(value: msgspec.Struct, media: Media, headers: tuple[tuple[str, str], ...]) -> Answer:
-    return Answer(encode(value, media), media.value, headers)
+async def _render(embedded: Embedded, model: str, form: tuple[Encoding, Dtype], media: Media) -> Answer:
+    encoding, dtype = form
+    values = cast(embedded.vectors, embedded.int8, dtype)
+    if encoding is Encoding.BYTES:
+        return block(embedded, values, dtype, model, media)
+    if encoding is Encoding.FLOAT:
+        values = widen(values, dtype)
+    data = await items(values, encoding, media)
+    response = EmbeddingResponse(data=data, model=model, usage=usage(embedded))
+    return answer(response, media, figures(embedded))

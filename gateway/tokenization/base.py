@@ -18,15 +18,33 @@ class SpecialTokens:
     prefix: Int32
     suffix: Int32
 
-    def truncate(self, input_ids: Int32, max_tokens: int) -> Int32:
+    def truncate(self, input_ids: Int32, max_tokens: int, *, keep_end: bool = False) -> Int32:
         """Cut the end of the text inside `input_ids` (template included) to max_tokens ids in all.
 
-        The same ids as truncating first and applying the template afterwards.
+        The same ids as truncating first and applying the template afterwards. keep_end: cut its beginning.
         """
         if len(input_ids) <= max_tokens:
             return input_ids
+        if keep_end:
+            room = max(max_tokens - len(self.prefix), len(self.suffix))
+            return np.concatenate([self.prefix, input_ids[len(input_ids) - room :]])[:max_tokens]
         text_end = max(max_tokens - len(self.suffix), len(self.prefix))
         return np.concatenate([input_ids[:text_end], self.suffix])[:max_tokens]
+
+    def strip(self, input_ids: Int32) -> Int32:
+        """The text's own ids, i32[n - p - s], without the template."""
+        return input_ids[len(self.prefix) : len(input_ids) - len(self.suffix)]
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of a text. start, stop: its characters' places in the text; None for special tokens."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
 
 
 class Tokenizer(Protocol):
@@ -44,4 +62,12 @@ class Tokenizer(Protocol):
 
     def encode(self, texts: Sequence[str]) -> list[Int32]:
         """Ids of each text, i32[n], special tokens included, neither cut nor padded."""
+        ...
+
+    def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:
+        """The tokens of each text, with the template's or without."""
+        ...
+
+    def decode(self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
+        """The text of each sequence of ids, which are in [0, vocab_size)."""
         ...

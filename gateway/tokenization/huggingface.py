@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
-from gateway.tokenization.base import SpecialTokens
+from gateway.tokenization.base import SpecialTokens, Token
 from rose.batch import Int32
 from rose.errors import ModelLoadError
 
@@ -53,6 +54,27 @@ class HuggingFaceTokenizer:
         """
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=True)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+    def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:
+        """The tokens of each text, with the template's or without."""
+        encodings = self._backend.encode_batch(list(texts), add_special_tokens=special_tokens)
+        return [_tokens(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
+
+    def decode(self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
+        """The text of each sequence of ids, which are in [0, vocab_size)."""
+        rows = [list(ids) for ids in sequences]
+        return list(self._backend.decode_batch(rows, skip_special_tokens=skip_special_tokens))
+
+
+def _tokens(text: str, encoding: Encoding) -> list[Token]:
+    return [
+        Token(token_id, token, True, None, None)
+        if special
+        else Token(token_id, text[start:stop], False, start, stop)
+        for token_id, token, special, (start, stop) in zip(
+            encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True
+        )
+    ]
 
 
 def _special_tokens(backend: Backend) -> SpecialTokens:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
-from gateway.tokenization.base import SpecialTokens, Tokenizer
+from gateway.tokenization.base import SpecialTokens, Token, Tokenizer
 from rose.batch import Int32
 
 # Characters of one call; half a second on one core. A job that is cancelled ends with the call that runs.
@@ -51,6 +52,16 @@ class TokenizerPool:
         for part in _parts(texts):
             sequences += await loop.run_in_executor(self._threads, self._tokenizer.encode, part)
         return sequences
+
+    async def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:
+        """The tokens of each text, with the template's or without."""
+        work = partial(self._tokenizer.tokens, texts, special_tokens=special_tokens)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def decode(self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
+        """The text of each sequence of ids, which are in [0, vocab_size)."""
+        work = partial(self._tokenizer.decode, sequences, skip_special_tokens=skip_special_tokens)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def close(self) -> None:
         """Give up what waits and let the threads end."""
