@@ -65,7 +65,7 @@ class RaggedBatch:
 class BatchResult:
     """What one step gives, a row a sequence, in the batch's order.
 
-    vectors: f32[B, D], pooled, neither normalised nor cut to fewer dimensions.
+    vectors: f32[B, D], pooled, neither normalised nor cut to fewer dimensions; of scorers: raw logits.
     int8: i8[B, D] = round(tanh(vectors) * 127), half to even, of models that have this quantiser; else None.
 
     Both may be views of a page-locked slot; it is reused only when the last view of it is gone.
@@ -106,6 +106,11 @@ class EngineInfo:
     has_int8: whether BatchResult.int8 is given.
     max_batch_tokens, max_batch_seqs: the most one step takes.
     attention: the attention backends in use, in order of preference.
+    type_vocab_size: kinds of token types that the model tells apart; 0: it has none.
+    task: "embed", or "score": then D is len(labels), and vectors hold one raw logit a label.
+    labels: what the logits of a scorer are called.
+    score_template: how a scorer wants a query and a document: "pair", as the tokenizer joins them, or
+        "qwen3", in the words of Qwen3-Reranker's authors.
     prompts: what the model's authors put before a text, by name of the task, such as "query".
     default_prompt_name: which of them a text gets when its request names none; None: none.
     """
@@ -123,6 +128,10 @@ class EngineInfo:
     normalize: bool
     has_int8: bool = False
     attention: tuple[str, ...] = field(default=())
+    type_vocab_size: int = 0
+    task: str = "embed"
+    labels: tuple[str, ...] = ()
+    score_template: str = "pair"
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
 

@@ -15,7 +15,9 @@ from rose.configs.fields import Fields
 from rose.configs.model import Dense as Dense
 from rose.configs.model import Head
 from rose.configs.model import ModelConfig as ModelConfig
+from rose.configs.model import Scorer as Scorer
 from rose.configs.pipeline import check_dense, read_head, read_prompts
+from rose.configs.scorer import read_scorer
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ def load_config(folder: Path) -> ModelConfig:
             names the file and the value.
     """
     fields = Fields.read(folder / "config.json")
-    known = _CLASSES[_class_name(fields)]
+    class_name = _class_name(fields)
+    known = _CLASSES[class_name]
     head = read_head(folder, known.head)
     config = known.read(fields, head)
     check_dense(head, config.hidden_size, fields.path)
@@ -78,6 +81,7 @@ def load_config(folder: Path) -> ModelConfig:
         normalize=head.normalize,
         quantizer=head.quantizer,
         dense=head.dense,
+        scorer=read_scorer(class_name, fields) if head.task == "score" else None,
         prompts=prompts,
         default_prompt_name=default_prompt_name,
     )

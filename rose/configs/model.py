@@ -35,6 +35,26 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
+class Scorer:
+    """From the pooled token to logits, one a label.
+
+    kind: "pooler": BERT's pooler (a layer and tanh) and its classifier. "roberta": the same two as its
+        classification head. "linear": one layer named score. "tokens": the logit of the token true_id, less
+        that of false_id.
+    labels: what the logits are called, in their order.
+    true_id, false_id: of kind "tokens"; false_id None: nothing is taken off.
+    template: how a query and a document become one text: "pair" as the tokenizer does it, or "qwen3" as
+        Qwen3-Reranker's authors wrote it.
+    """
+
+    kind: Literal["pooler", "roberta", "linear", "tokens"]
+    labels: tuple[str, ...]
+    true_id: int = 0
+    false_id: int | None = None
+    template: Literal["pair", "qwen3"] = "pair"
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Shapes and outputs of one model. Lengths in tokens.
 
@@ -53,6 +73,7 @@ class ModelConfig:
     normalize: whether vectors are L2-normalised unless a request says not to.
     quantizer: "tanh_int8" = round(tanh(x) * 127), or None.
     dense: linear layers after pooling, in order.
+    scorer: what follows the pooled token when the task is "score".
     max_model_len: the longest sequence the model takes, special tokens included.
     prompts, default_prompt_name: see `rose.batch.EngineInfo`.
     """
@@ -85,10 +106,13 @@ class ModelConfig:
     mlp_bias: bool = False
     norm_bias: bool = False
     dense: tuple[Dense, ...] = ()
+    scorer: Scorer | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
 
     @property
     def dimensions(self) -> int:
-        """Elements of a vector."""
+        """Elements of a vector: for a scorer, its logits."""
+        if self.scorer is not None:
+            return len(self.scorer.labels)
         return self.dense[-1].out_features if self.dense else self.hidden_size

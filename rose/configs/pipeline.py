@@ -42,11 +42,14 @@ class _Pipeline:
     dense: list[Dense] = field(default_factory=list)
     normalize: bool = False
     quantizer: Literal["tanh_int8"] | None = None
+    scores: bool = False
 
     def add(self, kind: str, folder: Path, name: str) -> bool:
         """Take in a module; whether it is known and may stand here. name: of its folder."""
         if kind == "Pooling" and self.pooling is None:
             self.pooling = _read_pooling(folder / name / "config.json")
+        elif kind == "LogitScore" and self.pooling is None:
+            self.scores = True
         elif self.pooling is None or self.quantizer is not None:
             return kind == "Transformer" and self.pooling is None
         elif kind == "Dense" and not self.normalize:
@@ -63,6 +66,8 @@ class _Pipeline:
 def read_head(folder: Path, default: Head) -> Head:
     """Follow modules.json: Transformer, Pooling, any Dense, then Normalize or the int8 quantiser.
 
+    A scorer's has its Transformer alone, or with a LogitScore.
+
     Raises:
         ModelLoadError: a module is unknown or at a place where it would be skipped; the message names it.
     """
@@ -77,7 +82,9 @@ def read_head(folder: Path, default: Head) -> Head:
         kind = str(module.get("type", ""))
         if not pipeline.add(kind.rpartition(".")[2], folder, str(module.get("path", ""))):
             raise ModelLoadError(f"{path}: module {kind!r} is not supported at its place")
-    if pipeline.pooling is None:
+    if pipeline.pooling is None and default.task == "score":
+        return default
+    if pipeline.pooling is None or pipeline.scores:
         raise ModelLoadError(f"{path}: no Pooling module; only models that pool their tokens are supported")
     return Head("embed", pipeline.pooling, pipeline.normalize, pipeline.quantizer, tuple(pipeline.dense))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Protocol
 
-from rose.errors import ModelLoadError
+from rose.heads.score import score_stages
+from rose.models.staged import StagedModel
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +24,7 @@ _MODELS = {
 
 
 class Model(Protocol):
-    """A whole model, from token ids to pooled vectors."""
+    """A whole model, from token ids to pooled vectors or scores."""
 
     @property
     def config(self) -> ModelConfig:
@@ -46,13 +47,10 @@ def build_model(
     """Read the weights onto `device`. max_tokens: the most tokens of one batch, padding included.
 
     Raises:
-        ModelLoadError: a tensor is missing or has a wrong shape, or the model's head is not supported.
+        ModelLoadError: a tensor is missing or has a wrong shape.
     """
-    if config.task == "score":
-        raise ModelLoadError(
-            f"this {config.architecture} model scores pairs of texts, or is a language model without a "
-            "modules.json that names a Pooling module; scoring is not supported yet, only embedding is"
-        )
     module, name = _MODELS[config.architecture]
     built: Model = getattr(importlib.import_module(module), name)(config, weights, dtype, device, max_tokens)
-    return built
+    if config.scorer is None:
+        return built
+    return StagedModel(built, score_stages(config, weights, device))

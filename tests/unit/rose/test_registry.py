@@ -1,4 +1,4 @@
-"""Which model is built, and that no reranker is taken for an embedder."""
+"""Which model is built, and what is said of weights that do not fit."""
 
 from __future__ import annotations
 
@@ -17,14 +17,6 @@ from rose.weights import MappedWeights, dummy_weights
 from tests.unit.rose.bert_cases import BERT, CPU, make_case
 
 PRESETS = Path(__file__).resolve().parents[3] / "rose" / "presets"
-
-
-@pytest.mark.parametrize("alias", ["qwen3-reranker", "bge-reranker"])
-def test_rerankers_are_refused_by_name(alias: str) -> None:
-    config = load_config(PRESETS / alias)
-    with pytest.raises(ModelLoadError, match="scoring is not supported") as raised:
-        build_model(config, dummy_weights(config), torch.float32, CPU, 64)
-    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(("alias", "kind"), [("minilm", BertModel), ("pplx-embed", Qwen3Model)])
