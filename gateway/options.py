@@ -25,8 +25,9 @@ class GatewayOptions:
         Empty: the engine's own name.
     api_keys: a work route wants one of them as `Authorization: Bearer KEY`; empty: no key is asked for.
     max_items: inputs in one request (OpenAI takes 2048).
-    max_request_tokens: tokens of all inputs of one request (OpenAI takes 300 000).
-    max_body_bytes: bytes of one request body, after decompression. 8 MiB hold 300 000 tokens in any codec;
+    max_request_tokens: tokens of all inputs of one request (OpenAI takes 300 000); a million are 128 full
+        inputs of 8192 tokens.
+    max_body_bytes: bytes of one request body, after decompression. 8 MiB hold a million tokens in any codec;
         the loop stands still while one body is decoded, 10 ms a MiB of JSON integers.
     request_timeout_s: seconds until a request that has not been started on the device gets 504; None: never.
     max_outstanding_requests: requests being worked on at once, from head to answer; more get 429 before their
@@ -44,7 +45,7 @@ class GatewayOptions:
     served_model_names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     max_items: int = 2048
-    max_request_tokens: int = 300_000
+    max_request_tokens: int = 1_048_576
     max_body_bytes: int = 8 * MIB
     request_timeout_s: float | None = 300.0
     max_outstanding_requests: int = 4096

@@ -163,6 +163,14 @@ async def test_limits_follow_the_options(tokenizer: HuggingFaceTokenizer) -> Non
         assert "11 tokens in all; this server takes at most 10" in reply.error["message"]
 
 
+async def test_a_hundred_inputs_of_4096_tokens_are_one_request() -> None:
+    engine = FakeEngine(info=type(fake_info())(**{**_fields(fake_info()), "max_model_len": 4096}))
+    async with serving(engine=engine) as server:
+        reply = await server.embed({"input": [[7] * 4096] * 100, "encoding_format": "base64"})
+        assert reply.status == 200, reply.body
+        assert reply.value["usage"]["prompt_tokens"] == 100 * 4096
+
+
 async def test_a_step_smaller_than_the_model_sets_the_limit() -> None:
     info = fake_info()
     engine = FakeEngine(info=type(info)(**{**_fields(info), "max_batch_tokens": 100}))
