@@ -12,7 +12,8 @@ from gateway.metrics import GatewayMetrics
 from gateway.names import ServedNames
 from gateway.options import GatewayOptions
 from gateway.pipeline import Pipeline, Scheduler
-from gateway.routes import health, metrics, models, openai, perplexity
+from gateway.routes import cohere, health, metrics, models, openai, perplexity, rerank, score, tei, tokens
+from gateway.scoring import BiEncoderScorer
 from gateway.tokenization.base import Tokenizer
 from gateway.tokenization.pool import TokenizerPool
 from rose.batch import EngineInfo
@@ -52,6 +53,7 @@ def create_app(
     routes.post(openai.PATHS, openai.OpenAIEmbeddings(pipeline, names, pplx), own)
     context = perplexity.ContextualizedEmbeddings(pipeline, names)
     routes.post((perplexity.CONTEXT_PATH,), context, ErrorShape.PERPLEXITY)
+    _dialects(routes, pipeline, names)
     routes.get(models.PATH, models.Models(names.names, info))
     routes.get(health.INFO_PATH, health.Info(info, options, names.names, describe))
     routes.get(health.HEALTH_PATH, app[HEALTH].live, keyed=False)
@@ -60,6 +62,24 @@ def create_app(
     routes.get(metrics.PATH, page, keyed=False)
     app.router.add_route(hdrs.METH_ANY, "/{path:.*}", door.refusing(_not_found))
     return app
+
+
+def _dialects(routes: _Routes, pipeline: Pipeline, names: ServedNames) -> None:
+    """What is not OpenAI's or Perplexity's."""
+    scorer, model = BiEncoderScorer(pipeline), names.names[0]
+    embed, similarity = tei.Embed(pipeline, model), tei.Similarity(scorer)
+    routes.post((tei.EMBED_PATH,), embed, ErrorShape.TEI)
+    routes.post((tei.SIMILARITY_PATH,), similarity, ErrorShape.TEI)
+    routes.post((tei.ROOT_PATH,), tei.Root(embed, similarity), ErrorShape.TEI)
+    for path, what in tei.UNSUPPORTED.items():
+        routes.post((path,), tei.unsupported(model, what), ErrorShape.TEI)
+    routes.post((tokens.TOKENIZE_PATH,), tokens.Tokenize(pipeline), ErrorShape.TEI)
+    routes.post((tokens.DECODE_PATH,), tokens.Decode(pipeline), ErrorShape.TEI)
+    for path, shape in rerank.PATHS.items():
+        routes.post((path,), rerank.Rerank(scorer, names, shape), shape)
+    routes.post(score.PATHS, score.Score(scorer, names))
+    for path, version in ((cohere.V1_PATH, "1"), (cohere.V2_PATH, "2")):
+        routes.post((path,), cohere.CohereEmbed(pipeline, names, version), ErrorShape.COHERE)
 
 
 def _pool(app: web.Application, options: GatewayOptions, tokenizer: Tokenizer | None) -> TokenizerPool | None:

@@ -88,6 +88,18 @@ async def items(vectors: NDArray[Any], encoding: Encoding, media: Media) -> list
     return encoded
 
 
+async def json_rows(values: NDArray[Any]) -> bytes:
+    """JSON of an array [n, w] as a list of lists. Gives the loop a turn between slices."""
+    rows_a_slice = max(1, _SLICE_VALUES // values.shape[1])
+    parts: list[bytes] = []
+    for start in range(0, len(values), rows_a_slice):
+        if start:
+            await asyncio.sleep(0)
+        part = orjson.dumps(values[start : start + rows_a_slice], option=orjson.OPT_SERIALIZE_NUMPY)
+        parts.append(part[1:-1])
+    return b"[" + b",".join(parts) + b"]"
+
+
 _Written = memoryview | str | list[float] | msgspec.Raw
 
 

@@ -130,7 +130,7 @@ class Pipeline:
             inference_ms=result.inference_ms,
         )
 
-    def read_dimensions(self, dimensions: int | None) -> int:
+    def read_dimensions(self, dimensions: int | None, name: str = "dimensions") -> int:
         """A request's `dimensions`, or all of them.
 
         Raises:
@@ -140,7 +140,7 @@ class Pipeline:
         if dimensions is None:
             return most
         if not 1 <= dimensions <= most:
-            raise invalid(f"dimensions is {dimensions}; this model takes 1 to {most}", "dimensions")
+            raise invalid(f"{name} is {dimensions}; this model takes 1 to {most}", name)
         return dimensions
 
     @property

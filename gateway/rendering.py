@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from gateway.dtypes import Array, Dtype
 from gateway.exchange import Answer
 from gateway.media import Media
 from gateway.pipeline import Embedded
-from gateway.schemas import EmbeddingBlock, Usage, encode
+from gateway.schemas import EmbeddingBlock, Encodable, Usage, encode
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -28,7 +26,7 @@ def usage(embedded: Embedded) -> Usage:
     return Usage(embedded.num_tokens, embedded.num_tokens)
 
 
-def answer(value: msgspec.Struct | list[msgspec.Raw], media: Media, headers: Headers) -> Answer:
+def answer(value: Encodable, media: Media, headers: Headers) -> Answer:
     """`value` in the codec that was asked for."""
     return Answer(encode(value, media), media.value, headers)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -118,6 +119,8 @@ class Status(msgspec.Struct, kw_only=True):
     status: str
 
 
+Encodable: TypeAlias = msgspec.Struct | Mapping[str, object] | Sequence[object]
+
 _JSON = msgspec.json.Encoder()
 _MSGPACK = msgspec.msgpack.Encoder()
 
@@ -145,7 +148,7 @@ def decode(kind: type[S], body: bytes, media: Media) -> S:
         raise ApiError(ErrorKind.INVALID_BODY, "the body is nested too deeply") from None
 
 
-def encode(value: msgspec.Struct | dict[str, object] | list[msgspec.Raw], media: Media) -> bytes:
+def encode(value: Encodable, media: Media) -> bytes:
     """Write `value` in the codec `media`."""
     return _JSON.encode(value) if media is Media.JSON else _MSGPACK.encode(value)
 

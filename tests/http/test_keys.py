@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.options import GatewayOptions
+from gateway.tokenization.huggingface import HuggingFaceTokenizer
 from tests.http.served import Served, serving
 
 # A request that each work route serves, and the status that it owes.
@@ -15,14 +16,29 @@ WORK: dict[str, tuple[dict[str, Any], int]] = {
     "/v1/embeddings": ({"input": [1]}, 200),
     "/embeddings": ({"input": [1]}, 200),
     "/v1/contextualizedembeddings": ({"input": [["a"]]}, 422),
+    "/embed": ({"inputs": [1]}, 200),
+    "/": ({"inputs": [1]}, 200),
+    "/similarity": ({"inputs": {"source_sentence": "a", "sentences": ["b"]}}, 200),
+    "/embed_all": ({"inputs": "a"}, 422),
+    "/embed_sparse": ({"inputs": "a"}, 422),
+    "/predict": ({"inputs": "a"}, 422),
+    "/tokenize": ({"inputs": "a"}, 200),
+    "/decode": ({"ids": [1]}, 200),
+    "/rerank": ({"query": "a", "texts": ["b"]}, 200),
+    "/v1/rerank": ({"query": "a", "documents": ["b"]}, 200),
+    "/v2/rerank": ({"query": "a", "documents": ["b"]}, 200),
+    "/score": ({"text_1": "a", "text_2": "b"}, 200),
+    "/v1/score": ({"text_1": "a", "text_2": "b"}, 200),
+    "/v1/embed": ({"texts": ["a"]}, 200),
+    "/v2/embed": ({"texts": ["a"]}, 200),
 }
 KEYED = [*(("POST", path) for path in WORK), ("GET", "/v1/models"), ("GET", "/info")]
 OPEN = [("GET", "/health"), ("GET", "/ready"), ("GET", "/metrics"), ("HEAD", "/health")]
 
 
 @pytest.fixture
-async def locked() -> AsyncIterator[Served]:
-    async with serving(GatewayOptions(api_keys=("first key", "sécond"))) as server:
+async def locked(tokenizer: HuggingFaceTokenizer) -> AsyncIterator[Served]:
+    async with serving(GatewayOptions(api_keys=("first key", "sécond")), tokenizer=tokenizer) as server:
         yield server
 
 

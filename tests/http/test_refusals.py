@@ -154,7 +154,7 @@ async def test_what_is_no_http_is_400_and_no_noise_in_the_log(
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v1", "/v1/embeddings/", "/v2/embeddings", "/v1/embeddings/x", "/%00"]
+    "path", ["/x", "/v1", "/v1/embeddings/", "/v2/embeddings", "/v1/embeddings/x", "/%00"]
 )
 async def test_unknown_paths_are_404_in_json(server: Served, path: str) -> None:
     for method in ("GET", "POST", "DELETE"):
