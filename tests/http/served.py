@@ -123,6 +123,11 @@ class Served:
         """Open ones, as the server sees it."""
         return len(self._runner.server.connections)
 
+    @property
+    def transports(self) -> list[asyncio.BaseTransport]:
+        """Of the open connections."""
+        return [connection.transport for connection in self._runner.server.connections]
+
     async def assert_works(self) -> None:
         """The next good request is served."""
         reply = await self.embed({"input": [5, 6, 7]})

@@ -1,0 +1,407 @@
+"""What a request costs besides the device's own time: HTTP, gateway, scheduler, step, wake-up.
+
+    python docs/benchmarks/overhead.py [--rounds 2000] [--device-ms 1.0] [--profile] [--output FILE.json]
+
+The server is one process: the real application, scheduler and `GraphEngine`, on a simulated device that takes
+`--device-ms` a step and nothing from the host. The client is another process with one blocking socket, one
+request at a time. Over the wire: token ids and vectors of 1024 dimensions, both as msgpack blocks.
+
+Over HTTP, in µs: "p50" and "p99" as the client sees it, the device's time included; then how the median
+splits: "outside" (aiohttp, kernel, client), "gateway" (decode, check, normalise, encode), "queue", "step"
+(launch, device, wake-up, result); "cpu" is the server's processor time a request.
+
+"On the loop" is the same without a socket or a second process: from the bytes that arrive at aiohttp's
+protocol to those it writes. With a device that takes no time that is the loop's own time a request, and the
+steadiest figure on a busy machine, above all its minimum.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import ctypes
+import gc
+import json
+import multiprocessing
+import os
+import platform
+import pstats
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import uvloop
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from cuda_utils.pinned import PlainHostAllocator
+from gateway.app import create_app
+from gateway.listener import listen
+from gateway.options import GatewayOptions
+from rose.batch import EngineInfo, RaggedBatch
+from rose.buckets import sequence_bucket, token_bucket
+from rose.engine_options import EngineOptions
+from rose.graph_device import DeviceNouns
+from rose.graph_engine import GraphEngine
+from rose.graph_runner import GraphKey
+from rose.limits import StepLimits
+from rose.staging import StagingLayout, StagingSlot
+from scheduler.batcher import Batcher
+from scheduler.options import SchedulerOptions
+
+DIMENSIONS, VOCAB = 1024, 151_669
+INFO = EngineInfo("sim", "qwen3", "bf16", "sim", DIMENSIONS, VOCAB, 4096, 16_384, 256, "mean", True)
+LIMITS = StepLimits(INFO.max_batch_tokens, INFO.max_batch_seqs, INFO.max_model_len, VOCAB, 0)
+SHAPES = ((1, 128), (5, 512), (100, 512))
+STEP_SHAPES = ((1, 128), (5, 512), (32, 512))
+WARM_ROUNDS = 50
+
+
+class TimedEvent:
+    """Passed when the device's clock says so; like a CUDA event it must be asked."""
+
+    def __init__(self, device: TimedDevice) -> None:
+        self._device = device
+        self._passed_s = 0.0
+
+    def record(self) -> None:
+        """Behind all that was launched."""
+        self._passed_s = self._device.free_s
+
+    def query(self) -> bool:
+        """Whether that is done."""
+        return time.monotonic() >= self._passed_s
+
+    def synchronize(self) -> None:
+        """Spin until then."""
+        while not self.query():
+            pass
+
+    def subscribe(self, _: Callable[[], None]) -> bool:
+        """It cannot tell."""
+        return False
+
+
+class TimedDevice:
+    """Copies, plans and launches at next to no cost for the host; a launch takes `step_s` on the device."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self._keys: dict[tuple[int, int], GraphKey] = {}
+        most = INFO.max_batch_tokens
+        self.layout = StagingLayout(token_bucket(most), sequence_bucket(INFO.max_batch_seqs), has_types=False)
+        self.input = np.zeros(self.layout.size(self.layout.max_tokens), np.int32)
+        rows = np.random.default_rng(0).standard_normal((self.layout.max_seqs, DIMENSIONS))
+        self.output = rows.astype(np.float32)
+        self.input_ptr, self.output_ptr = self.input.ctypes.data, self.output.ctypes.data
+        self.free_s = 0.0
+        self.launches = 0
+
+    def nouns(self) -> DeviceNouns:
+        """This device's stream."""
+        return DeviceNouns(
+            self, PlainHostAllocator(), lambda: TimedEvent(self), lambda: None, bind_thread=lambda: None
+        )
+
+    def host_to_device(self, destination: int, source: int, nbytes: int) -> None:
+        """Done by the device itself, were it one."""
+
+    def device_to_host(self, destination: int, source: int, nbytes: int) -> None:
+        """At once; the result is always the same."""
+        ctypes.memmove(destination, source, nbytes)
+
+    def output_bytes(self, num_seqs: int) -> int:
+        """float32 alone."""
+        return num_seqs * DIMENSIONS * 4
+
+    def key_of(self, num_tokens: int, num_seqs: int) -> GraphKey:
+        """From a table, as the real one's."""
+        key = self._keys.get((num_tokens, num_seqs))
+        if key is None:
+            key = self._keys[num_tokens, num_seqs] = GraphKey(num_tokens, num_seqs, "sim")
+        return key
+
+    def plan(self, key: GraphKey, work: StagingSlot) -> None:
+        """Nothing to plan."""
+
+    def memory(self) -> Mapping[str, int]:
+        """Nothing to tell."""
+        return {}
+
+    def destroy_retired(self, done_launches: int) -> None:
+        """Nothing to destroy."""
+
+    def capturable(self, key: GraphKey) -> bool:
+        """Every shape is."""
+        return True
+
+    def run(self, key: GraphKey, work: StagingSlot) -> None:
+        """Take the device's time behind what runs."""
+        self.launch()
+
+    def capture(self, key: GraphKey, work: StagingSlot) -> TimedDevice:
+        """A graph is the device itself."""
+        return self
+
+    nbytes = 0
+
+    def launch(self) -> None:
+        """See `run`."""
+        self.launches += 1
+        self.free_s = max(self.free_s, time.monotonic()) + self._step_s
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def engine_of(step_s: float) -> GraphEngine:
+    """The real engine on a device that takes `step_s` a step once it is warm."""
+    device = TimedDevice(0.0)
+    options = EngineOptions(max_in_flight=3, max_capture_tokens=1 << 20)
+    engine = GraphEngine(device, device.nouns(), INFO, LIMITS, options)
+    device._step_s = step_s
+    return engine
+
+
+async def serve(ready: Connection, step_s: float) -> None:
+    """The server, until told to stop; tells its processor time when asked."""
+    batcher = Batcher(engine_of(step_s), SchedulerOptions())
+    await batcher.start()
+    app = create_app(GatewayOptions(), batcher, INFO, None)
+    runner = await listen(app, "127.0.0.1", 0)
+    gc.collect()
+    gc.freeze()
+    stop = asyncio.Event()
+    ready.send(runner.addresses[0][1])
+
+    def asked() -> None:
+        if ready.recv():
+            ready.send(time.process_time())
+        else:
+            stop.set()
+
+    asyncio.get_running_loop().add_reader(ready.fileno(), asked)
+    await stop.wait()
+    await batcher.close(1.0)
+    await runner.cleanup()
+
+
+def _server(ready: Connection, step_s: float) -> None:
+    uvloop.run(serve(ready, step_s))
+
+
+def request_of(count: int, length: int) -> bytes:
+    """A whole HTTP request: `count` sequences of `length` ids in one block."""
+    ids = np.random.default_rng(count).integers(0, VOCAB, count * length).astype("<i4")
+    lengths = np.full(count, length, "<i4").tobytes()
+    body = msgspec.msgpack.encode({"model": "sim", "input_ids": ids.tobytes(), "lengths": lengths})
+    head = "POST /v1/embeddings HTTP/1.1\r\nHost: localhost:8000\r\nContent-Type: application/msgpack\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def exchange(connection: socket.socket, wire: bytes) -> bytes:
+    """Send one request; the head of its answer, once its body is in."""
+    connection.sendall(wire)
+    received = bytearray()
+    while (end := received.find(b"\r\n\r\n")) < 0:
+        received += connection.recv(1 << 20)
+    head = bytes(received[: end + 4]).lower()
+    if not head.startswith(b"http/1.1 200"):
+        raise RuntimeError(received.decode(errors="replace"))
+    left = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0]) - (len(received) - end - 4)
+    while left:
+        left -= len(connection.recv(1 << 20))
+    return head
+
+
+def header_us(head: bytes, name: bytes) -> float:
+    """A time that the server reports, in µs."""
+    return float(head.partition(name + b": ")[2].partition(b"\r\n")[0]) * 1e3
+
+
+def measure(port: int, wire: bytes, rounds: int, server: Connection) -> dict[str, float]:
+    """Medians over `rounds` requests, in µs, the device's time included."""
+    rows = []
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(WARM_ROUNDS):
+            exchange(connection, wire)
+        cpu_s = _cpu_s(server)
+        for _ in range(rounds):
+            started = time.perf_counter()
+            head = exchange(connection, wire)
+            took_us = (time.perf_counter() - started) * 1e6
+            names = (b"x-total-time", b"x-queue-time", b"x-inference-time")
+            rows.append((took_us, *(header_us(head, name) for name in names)))
+        cpu_us = (_cpu_s(server) - cpu_s) / rounds * 1e6
+    took, _, queue, inference = (sorted(column) for column in zip(*rows, strict=True))
+    median = statistics.median
+    return {
+        "p50": median(took),
+        "p99": took[int(0.99 * rounds)],
+        "outside": median([row[0] - row[1] for row in rows]),
+        "gateway": median([row[1] - row[2] - row[3] for row in rows]),
+        "queue": median(queue),
+        "step": median(inference),
+        "cpu": cpu_us,
+    }
+
+
+def _cpu_s(server: Connection) -> float:
+    server.send(True)
+    seconds: float = server.recv()
+    return seconds
+
+
+def over_http(step_s: float, rounds: int) -> dict[str, dict[str, float]]:
+    """`measure` for each shape against a server of its own."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    server = context.Process(target=_server, args=(theirs, step_s), daemon=True)
+    server.start()
+    port = ours.recv()
+    figures = {}
+    for count, length in SHAPES:
+        fewer = max(50, rounds // max(1, count // 4))
+        figures[f"{count}x{length}"] = measure(port, request_of(count, length), fewer, ours)
+    ours.send(False)
+    server.join(20)
+    return figures
+
+
+class Wire(asyncio.Transport):
+    """A transport that goes nowhere, and notes when an answer was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answered: asyncio.Future[float] | None = None
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """One whole answer."""
+        now_s = time.perf_counter()
+        if self.answered is None or not bytes(data[:12]) == b"HTTP/1.1 200":
+            raise RuntimeError(f"unexpected: {bytes(data[:200])!r}")
+        self.answered.set_result(now_s)
+
+    def is_closing(self) -> bool:
+        """Never."""
+        return False
+
+    def pause_reading(self) -> None:
+        """There is nothing to pause."""
+
+    def resume_reading(self) -> None:
+        """There is nothing to resume."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+async def loop_us(
+    shape: tuple[int, int], step_s: float, rounds: int, profile: cProfile.Profile | None
+) -> dict[str, float]:
+    """From a request's bytes to its answer's, in µs; see above."""
+    batcher = Batcher(engine_of(step_s), SchedulerOptions())
+    await batcher.start()
+    runner = await listen(create_app(GatewayOptions(), batcher, INFO, None), "127.0.0.1", 0)
+    if runner.server is None:
+        raise RuntimeError("the application is not set up")
+    protocol, wire, times = runner.server(), Wire(), []
+    protocol.connection_made(wire)
+    # As uvloop reads: 256 KiB at a time, each in a turn of its own.
+    request = request_of(*shape)
+    reads = [request[start : start + (1 << 18)] for start in range(0, len(request), 1 << 18)]
+    for number in range(WARM_ROUNDS + rounds):
+        if number == WARM_ROUNDS and profile is not None:
+            profile.enable()
+        wire.answered = asyncio.get_running_loop().create_future()
+        started_s = time.perf_counter()
+        for read in reads:
+            protocol.data_received(read)
+            await asyncio.sleep(0)
+        times.append((await wire.answered - started_s) * 1e6)
+    if profile is not None:
+        profile.disable()
+    protocol.connection_lost(None)
+    await batcher.close(1.0)
+    await runner.cleanup()
+    times = sorted(times[WARM_ROUNDS:])
+    return {"min": times[0], "p50": statistics.median(times), "p99": times[int(0.99 * rounds)]}
+
+
+async def step_us(count: int, length: int, rounds: int) -> dict[str, float]:
+    """What `GraphEngine.step` takes of the loop's thread when the shape's graph is there, alone, in µs."""
+    engine = engine_of(0.0)
+    rng = np.random.default_rng(0)
+    batch = RaggedBatch.pack([rng.integers(0, VOCAB, length, np.int32) for _ in range(count)])
+    times = []
+    for number in range(WARM_ROUNDS + rounds):
+        started = time.perf_counter()
+        lazy = engine.step(batch)
+        if number >= WARM_ROUNDS:
+            times.append((time.perf_counter() - started) * 1e6)
+        await lazy
+    times.sort()
+    return {"min": times[0], "p50": statistics.median(times), "p99": times[int(0.99 * rounds)]}
+
+
+def show(title: str, figures: Mapping[str, Mapping[str, float]]) -> None:
+    """One table, a line a shape."""
+    names = list(next(iter(figures.values())))
+    print(f"\n{title}\n{'':>8}" + "".join(f"{name:>10}" for name in names))
+    for shape, row in figures.items():
+        print(f"{shape:>8}" + "".join(f"{row[name]:10.1f}" for name in names))
+
+
+def on_the_loop(step_s: float, rounds: int, *, profiled: bool) -> dict[str, dict[str, float]]:
+    """`loop_us` for each shape."""
+    figures = {}
+    for count, length in SHAPES:
+        profile = cProfile.Profile() if profiled else None
+        fewer = max(50, rounds // max(1, count // 4))
+        figures[f"{count}x{length}"] = uvloop.run(loop_us((count, length), step_s, fewer, profile))
+        if profile is not None:
+            pstats.Stats(profile).sort_stats("tottime").print_stats(40)
+    return figures
+
+
+def main() -> None:
+    """Measure, print, write."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser.add_argument("--rounds", type=int, default=2000, help="requests of the smallest shape")
+    parser.add_argument("--device-ms", type=float, default=1.0, help="what the simulated device takes a step")
+    parser.add_argument("--no-http", action="store_true", help="only what happens on the loop")
+    parser.add_argument(
+        "--profile", action="store_true", help="print where the loop's time goes (it then rises)"
+    )
+    parser.add_argument("--output", type=Path, help="write the figures here as JSON")
+    arguments = parser.parse_args()
+    report = {}
+    for device_ms in (0.0, arguments.device_ms):
+        title = f"on the loop, {device_ms:g} ms a step on the device"
+        report[title] = on_the_loop(device_ms / 1e3, arguments.rounds, profiled=arguments.profile)
+        show(title, report[title])
+    report["step"] = {
+        f"{count}x{length}": uvloop.run(step_us(count, length, arguments.rounds))
+        for count, length in STEP_SHAPES
+    }
+    show("GraphEngine.step alone", report["step"])
+    for device_ms in () if arguments.no_http else (0.0, arguments.device_ms):
+        title = f"over HTTP, {device_ms:g} ms a step on the device"
+        report[title] = over_http(device_ms / 1e3, arguments.rounds)
+        show(title, report[title])
+    if arguments.output:
+        machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]}
+        arguments.output.write_text(json.dumps({"machine": machine, **report}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
