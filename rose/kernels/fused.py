@@ -1,0 +1,194 @@
+"""Products of many rows with fused epilogues, from shared objects built ahead of time (rose.aot.products).
+
+At 51200 tokens the kernels between a forward's products took 23 of 99 ms on an H200 (pplx-embed-0.6b), most
+of it to read back what a product had just written. Which kernel serves which weight from how many rows on is
+a table written by rose.layers.tune_fused. Where it names none, or the kernel is not built, the product is
+cuBLAS's and the next kernel does the rest.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from rose.aot.folders import default_folders
+from rose.aot.library import Kernel, KernelLibrary, KernelQuery, load_module
+from rose.aot.products import Epilogue, ProductKernel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+TABLE_PATH = Path(__file__).with_name("fused_h200.json")
+# Width of a head and what its mean square is increased by, compiled into the rope epilogue.
+HEAD_DIM, HEAD_EPS = 128, 1e-6
+# Tiles of one column of the output that are computed one after another before the next column's: QuACK's own.
+_SWIZZLE = 8
+
+# (epilogue, n, k) of a product with a weight [n, k].
+FusedKey = tuple[Epilogue, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class FusedChoice:
+    """Products of at least min_m rows take `kernel`, or cuBLAS where it is None."""
+
+    min_m: int
+    kernel: ProductKernel | None
+
+
+@dataclass(frozen=True, slots=True)
+class RopeColumns:
+    """What the rope epilogue needs to know of each column: weight, keep: bf16[N].
+
+    weight: of the norm of the head that the column belongs to, 0 for value heads. keep: 1 for those, else 0.
+    """
+
+    weight: Tensor
+    keep: Tensor
+
+
+class FusedGemm:
+    """One loaded kernel: x [M, K] @ weight [N, K]ᵀ and its epilogue, of which the caller takes the right one.
+
+    All tensors are bf16, their rows contiguous, except where said. Nothing is allocated and rows past M are
+    not written; may be captured. call: the kernel's nine arguments. processors: of the GPU.
+    """
+
+    def __init__(self, kernel: ProductKernel, call: Kernel, processors: int) -> None:
+        self.kernel = kernel
+        self._call = call
+        clusters = processors // (kernel.cluster_m * kernel.cluster_n)
+        # Clusters at a time, order (chosen by shape), swizzle; the rest is for other schedulers.
+        self._schedule = (clusters, None, _SWIZZLE, None, None, None)
+
+    def __repr__(self) -> str:
+        return f"FusedGemm({self.kernel.name})"
+
+    def swiglu(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        """out [M, N / 2] = silu(x gateᵀ) * (x upᵀ); weight: gate over up.
+
+        Raises:
+            ValueError: out has another width, which the kernel itself does not check.
+        """
+        self._run(x, weight, None, None, _half(weight, out))
+
+    def scaled_swiglu(self, x: Tensor, weight: Tensor, scale: Tensor, out: Tensor) -> None:
+        """As swiglu of the rows of x, each times its scale: f32[M]."""
+        self._run(x, weight, None, None, scale, _half(weight, out))
+
+    def gelu(self, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
+        """out [M, N] = gelu(x weightᵀ + bias [N]), the exact form."""
+        self._run(x, weight, out, None, bias)
+
+    def residual(
+        self, x: Tensor, weight: Tensor, residual: Tensor, columns: Tensor, out: Tensor, sums: Tensor
+    ) -> Tensor:
+        """residual [M, N] += x weightᵀ; out [M, N] = residual * columns [N].
+
+        sums: flat f32, room for M of `sum_parts`. Returns f32[M, parts] in it, which added up are the sums of
+        each row's squares of the unrounded residual: see rose.kernels.row_scale.
+        """
+        m, parts = len(x), self.sum_parts(len(weight))
+        partial = sums[: m * parts].view(m, parts)
+        self._run(x, weight, out, residual, columns, residual, partial)
+        return partial
+
+    def sum_parts(self, n: int) -> int:
+        """Partial sums a row that `residual` makes for a weight of n rows."""
+        return -(-n // self.kernel.tile_n)
+
+    def rope(
+        self, x: Tensor, weight: Tensor, columns: RopeColumns, scale: Tensor, angles: Tensor, out: Tensor
+    ) -> None:
+        """out [M, N] = scale[m] * x weightᵀ; of it, query and key heads normed and rotated.
+
+        A rotated pair are two adjacent columns. angles: fp16[M, 128], cos and sin of each pair in turns.
+        scale: f32[M].
+        """
+        # The place of the heads' width, compiled in, stays empty.
+        self._run(x, weight, out, None, angles, None, columns.weight, columns.keep, scale)
+
+    def _run(
+        self, x: Tensor, weight: Tensor, out: Tensor | None, residual: Tensor | None, *operands: Tensor | None
+    ) -> None:
+        # After the operands: flags and workspace of a split K, which is not built in.
+        epilogue = (*operands, None, None)
+        self._call(x, weight, out, residual, epilogue, self._schedule, None, None, None)
+
+
+def _half(weight: Tensor, out: Tensor) -> Tensor:
+    if 2 * out.shape[1] != len(weight):
+        raise ValueError(f"SwiGLU of a weight of {len(weight)} rows into {out.shape[1]} columns")
+    return out
+
+
+FusedLookup = Callable[[Epilogue, int, int, int], FusedGemm | None]
+
+
+def fused_gemm(epilogue: Epilogue, m: int, n: int, k: int) -> FusedGemm | None:
+    """The kernel for x [m, k] and a weight [n, k]; None: not fused."""
+    chosen = choice(table(), (epilogue, n, k), m)
+    return None if chosen is None else load(chosen)
+
+
+def choice(choices: Mapping[FusedKey, Sequence[FusedChoice]], key: FusedKey, m: int) -> ProductKernel | None:
+    """What the last of the key's choices with min_m <= m says."""
+    fitting = [one.kernel for one in choices.get(key, ()) if one.min_m <= m]
+    return fitting[-1] if fitting else None
+
+
+def fused_row_counts() -> set[int]:
+    """Numbers of rows that between them use every kernel of the table, and those just before."""
+    limits = {one.min_m for choices in table().values() for one in choices}
+    return limits | {limit - 1 for limit in limits}
+
+
+@functools.cache
+def load(kernel: ProductKernel) -> FusedGemm | None:
+    """The kernel, from the first folder that has it for this GPU; None, with a log line, if none has."""
+    if not torch.cuda.is_available():
+        return None
+    library = KernelLibrary(default_folders(), torch.cuda.get_device_capability())
+    path = library.find(KernelQuery(kernel.name))
+    if path is None:
+        log.info("no kernel built for %s (python -m rose.aot builds it); cuBLAS serves", kernel.name)
+        return None
+    try:
+        call: Kernel = load_module(path).func
+    except Exception as error:  # whatever a loader raises for a missing package or a damaged file
+        log.warning("cannot use %s: %s: %s", path, type(error).__name__, error)
+        return None
+    return FusedGemm(kernel, call, torch.cuda.get_device_properties().multi_processor_count)
+
+
+@functools.cache
+def table() -> Mapping[FusedKey, Sequence[FusedChoice]]:
+    """The choices for each weight by rising min_m, read once from `TABLE_PATH`."""
+    return read_table(TABLE_PATH)
+
+
+def read_table(path: Path) -> dict[FusedKey, list[FusedChoice]]:
+    """Read what tune_fused wrote.
+
+    Raises:
+        ValueError: a kernel's name is none, or is of another epilogue than its line.
+    """
+    found: dict[FusedKey, list[FusedChoice]] = {}
+    for row in json.loads(path.read_text("utf-8"))["choices"]:
+        kernel = ProductKernel.parse(row["kernel"]) if row["kernel"] else None
+        if kernel is not None and kernel.epilogue != row["epilogue"]:
+            raise ValueError(f"{path}: {kernel.name} for a product with {row['epilogue']}")
+        key = (row["epilogue"], row["n"], row["k"])
+        found.setdefault(key, []).append(FusedChoice(row["min_m"], kernel))
+    for choices in found.values():
+        choices.sort(key=lambda one: one.min_m)
+    return found

@@ -1,0 +1,168 @@
+"""From one layer's attention to the next layer's in four products and two tiny kernels, for large batches.
+
+RMSNorm(x) W is computed as rows of (x * weight) W, each divided by its root mean square afterwards: the
+product that makes x also sums its squares, and the one that takes it scales its rows. The residual stream is
+therefore read and written by the products alone, and so are SwiGLU's and the rotary kernel's operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from rose.kernels.fused import HEAD_DIM, HEAD_EPS, FusedGemm, FusedLookup, RopeColumns
+from rose.kernels.row_scale import row_scale
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rose.kernels.norm import RmsNorm
+    from rose.kernels.rope import QkRope
+    from rose.layers.decoder import DecoderLayer
+    from rose.layers.workspace import DecoderBuffers
+
+# No tile has fewer columns: bounds the partial sums a row.
+_MIN_TILE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """A layer's [N, K] weights and norms, as they are in its DecoderLayer."""
+
+    input_norm: RmsNorm
+    qkv: Tensor
+    rope: QkRope
+    output: Tensor
+    mlp_norm: RmsNorm
+    gate_up: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernels:
+    output: FusedGemm
+    gate_up: FusedGemm
+    down: FusedGemm
+    qkv: FusedGemm
+
+
+class FusedDecoder:
+    """The layers of a decoder by fused kernels. Holds a copy of the QKV weights, in another order.
+
+    Queries and keys leave it with the two columns of a rotated pair side by side. Attention does not notice:
+    a dot product is the same in any order of its terms.
+    lookup: `rose.kernels.fused.fused_gemm`, or a stand-in.
+    """
+
+    def __init__(self, layers: Sequence[LayerWeights], max_tokens: int, lookup: FusedLookup) -> None:
+        first = layers[0]
+        device, hidden = first.qkv.device, len(first.output)
+        self._layers = layers
+        self._lookup = lookup
+        self._qkv = [with_pairs_adjacent(layer.qkv, layer.rope) for layer in layers[1:]]
+        self._columns = [rope_columns(layer.rope, layer.qkv.dtype) for layer in layers[1:]]
+        self._table = angle_table(first.rope)
+        self._angles = torch.zeros(max_tokens, HEAD_DIM, dtype=self._table.dtype, device=device)
+        self._scale = torch.zeros(max_tokens, device=device)
+        self._sums = torch.zeros(max_tokens * (hidden // _MIN_TILE), device=device)
+
+    @classmethod
+    def of(cls, layers: Sequence[DecoderLayer], max_tokens: int, lookup: FusedLookup) -> FusedDecoder | None:
+        """For these layers; None where their kernels are not there or would never be used."""
+        weights = [_weights(layer) for layer in layers]
+        known = [one for one in weights if one is not None and _fits(one)]
+        if len(known) < len(layers) or _kernels(known[0], max_tokens, lookup) is None:
+            return None
+        return cls(known, max_tokens, lookup)
+
+    def takes(self, num_tokens: int) -> bool:
+        """Whether batches of so many tokens are faster this way; as a rule large ones."""
+        return _kernels(self._layers[0], num_tokens, self._lookup) is not None
+
+    def prepare(self, rows: DecoderBuffers) -> None:
+        """Once a forward: look up the angles of rows.positions, before the first `step`."""
+        torch.index_select(self._table, 0, rows.positions, out=self._angles[: len(rows.positions)])
+
+    def step(self, index: int, rows: DecoderBuffers) -> None:
+        """From rows.context of layer `index` to rows.qkv of the next, normed and rotated.
+
+        rows.residual is brought up to date, rows.hidden and rows.narrow are overwritten.
+
+        Raises:
+            ValueError: so many rows are not taken.
+        """
+        num_tokens = len(rows.hidden)
+        layer, following = self._layers[index], self._layers[index + 1]
+        kernels = _kernels(layer, num_tokens, self._lookup)
+        if kernels is None:
+            raise ValueError(f"no fused kernels for {num_tokens} tokens")
+        scale = self._scale[:num_tokens]
+        self._add(kernels.output, rows.context, layer.output, layer.mlp_norm, rows)
+        kernels.gate_up.scaled_swiglu(rows.hidden, layer.gate_up, scale, rows.narrow)
+        self._add(kernels.down, rows.narrow, layer.down, following.input_norm, rows)
+        weight, columns = self._qkv[index], self._columns[index]
+        kernels.qkv.rope(rows.hidden, weight, columns, scale, self._angles[:num_tokens], rows.qkv)
+
+    def _add(self, kernel: FusedGemm, x: Tensor, weight: Tensor, norm: RmsNorm, rows: DecoderBuffers) -> None:
+        """rows.residual += x weightᵀ; rows.hidden and the scale of its rows are what `norm` makes of it."""
+        sums = kernel.residual(x, weight, rows.residual, norm.weight, rows.hidden, self._sums)
+        row_scale(sums, len(weight), norm.eps, self._scale[: len(x)])
+
+
+def with_pairs_adjacent(weight: Tensor, rope: QkRope) -> Tensor:
+    """A copy of the QKV weight [N, K]: rows j and D / 2 + j of query and key heads become 2j and 2j + 1."""
+    rotated = rope.rotated_heads * rope.head_dim
+    pairs = weight[:rotated].view(rope.rotated_heads, 2, rope.head_dim // 2, -1).transpose(1, 2)
+    return torch.cat([pairs.reshape(rotated, -1), weight[rotated:]])
+
+
+def rope_columns(rope: QkRope, dtype: torch.dtype) -> RopeColumns:
+    """The norms' weights and what is left alone, of each column of `with_pairs_adjacent`'s product.
+
+    Raises:
+        ValueError: the heads have no norm.
+    """
+    if rope.weight is None:
+        raise ValueError("heads without a norm have no fused kernel")
+    adjacent = rope.weight.view(2, 2, -1).transpose(1, 2).reshape(2, -1).to(dtype)
+    values = torch.zeros(rope.num_kv_heads * rope.head_dim, dtype=dtype, device=adjacent.device)
+    heads = [adjacent[0].repeat(rope.num_heads), adjacent[1].repeat(rope.num_kv_heads)]
+    rotated = torch.zeros(rope.rotated_heads * rope.head_dim, dtype=dtype, device=adjacent.device)
+    return RopeColumns(torch.cat([*heads, values]), torch.cat([rotated, values + 1]))
+
+
+def angle_table(rope: QkRope) -> Tensor:
+    """fp16[P, D]: cos and sin of each pair in turns; off by 2⁻¹² at most, an eighth of what bf16 is."""
+    cos, sin = rope.cos_sin.chunk(2, dim=1)
+    return torch.stack([cos, sin], dim=2).flatten(1).half()
+
+
+def _weights(layer: DecoderLayer) -> LayerWeights | None:
+    """The layer's own tensors; None on a device that has no fused kernels."""
+    qkv, output = layer.qkv.weight, layer.output.weight
+    gate_up, down = layer.gate_up.weight, layer.down.weight
+    if qkv is None or output is None or gate_up is None or down is None:
+        return None
+    return LayerWeights(layer.input_norm, qkv, layer.rope, output, layer.mlp_norm, gate_up, down)
+
+
+def _fits(layer: LayerWeights) -> bool:
+    """Whether the heads are those that the rope epilogue was compiled for."""
+    rope = layer.rope
+    if rope.weight is None or rope.bias is not None:  # Llama's and Qwen2's
+        return False
+    return (rope.head_dim, rope.eps) == (HEAD_DIM, HEAD_EPS)
+
+
+def _kernels(layer: LayerWeights, num_tokens: int, lookup: FusedLookup) -> _Kernels | None:
+    """The four of them for so many rows, or none."""
+    output = lookup("residual", num_tokens, *layer.output.shape)
+    gate_up = lookup("scaled-swiglu", num_tokens, *layer.gate_up.shape)
+    down = lookup("residual", num_tokens, *layer.down.shape)
+    qkv = lookup("rope", num_tokens, *layer.qkv.shape)
+    if output is None or gate_up is None or down is None or qkv is None:
+        return None
+    return _Kernels(output, gate_up, down, qkv)

@@ -1,0 +1,129 @@
+"""Which product is fused, what its kernel is given, and that a missing kernel leaves all as it was."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rose.aot.manifest import KernelRecord, sha256_of, write_manifest
+from rose.aot.products import DEFAULT_PRODUCTS, EPILOGUES, ProductKernel
+from rose.kernels import fused
+from rose.kernels.fused import FusedChoice, choice, read_table
+from rose.kernels.row_scale import row_scale
+from tests.unit.kernels.fused_fake import fake_lookup
+
+KERNEL = ProductKernel("swiglu", 128, 192, True, 2, 1)
+
+
+def line(**changes: object) -> dict[str, object]:
+    return {"epilogue": "swiglu", "n": 64, "k": 32, "min_m": 512, "kernel": KERNEL.name} | changes
+
+
+def write(path: Path, *lines: dict[str, object]) -> Path:
+    path.write_text(json.dumps({"device": "NVIDIA H200", "choices": list(lines)}))
+    return path
+
+
+def test_names_are_read_back() -> None:
+    assert KERNEL.name == "gemm-swiglu-128x192-pingpong-2x1"
+    for kernel in (*DEFAULT_PRODUCTS, replace(KERNEL, epilogue="scaled-swiglu", pingpong=False)):
+        assert ProductKernel.parse(kernel.name) == kernel
+    for name in ("gemm-relu-128x192-pingpong-2x1", "fa4", "gemm-swiglu-128-pingpong-2x1", f"{KERNEL.name}x"):
+        with pytest.raises(ValueError, match="names no product"):
+            ProductKernel.parse(name)
+
+
+def test_every_epilogue_is_built() -> None:
+    assert {kernel.epilogue for kernel in DEFAULT_PRODUCTS} == set(EPILOGUES)
+
+
+def test_a_choice_holds_from_its_rows_on(tmp_path: Path) -> None:
+    table = read_table(write(tmp_path / "t", line(min_m=4096, kernel=None), line(), line(n=8, min_m=1)))
+    key = ("swiglu", 64, 32)
+    assert table[key] == [FusedChoice(512, KERNEL), FusedChoice(4096, None)]
+    assert [choice(table, key, m) for m in (1, 511, 512, 4095, 4096)] == [None, None, KERNEL, KERNEL, None]
+    assert choice(table, ("swiglu", 64, 33), 9999) is None
+    assert choice(table, ("gelu", 64, 32), 9999) is None
+
+
+def test_a_table_of_wrong_kernels_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="gemm-swiglu-128x192-pingpong-2x1 for a product with gelu"):
+        read_table(write(tmp_path / "t", line(epilogue="gelu")))
+
+
+def test_the_shipped_table_names_kernels_that_are_built() -> None:
+    named = {one.kernel for choices in fused.table().values() for one in choices} - {None}
+    assert named
+    assert named <= set(DEFAULT_PRODUCTS)
+    counts = fused.fused_row_counts()
+    assert all({one.min_m, one.min_m - 1} <= counts for choices in fused.table().values() for one in choices)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder of kernels, on what says it is a Hopper GPU."""
+    monkeypatch.setattr(fused, "default_folders", lambda: (tmp_path,))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(fused, "table", lambda: {("swiglu", 64, 32): [FusedChoice(1, KERNEL)]})
+    fused.load.cache_clear()
+    yield tmp_path
+    fused.load.cache_clear()
+
+
+def test_without_a_kernel_nothing_is_fused(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert fused.fused_gemm("swiglu", 4096, 64, 32) is None
+        assert fused.fused_gemm("swiglu", 4096, 64, 32) is None
+    assert caplog.text.count("no kernel built for gemm-swiglu-128x192-pingpong-2x1") == 1
+    assert fused.fused_gemm("gelu", 4096, 64, 32) is None
+
+
+def test_without_a_gpu_no_kernel_is_looked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(fused, "default_folders", lambda: pytest.fail("looked"))
+    assert fused.fused_gemm("swiglu", 4096, 64, 32) is None
+
+
+def test_a_broken_kernel_is_named_and_not_used(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = folder / "broken.so"
+    path.write_bytes(b"no shared object")
+    record = KernelRecord(
+        path.name, KERNEL.name, None, None, None, "bfloat16", "sm_90a", {}, sha256_of(path), 16
+    )
+    write_manifest(folder, [record])
+    assert fused.fused_gemm("swiglu", 4096, 64, 32) is None
+    assert f"cannot use {path}" in caplog.text
+
+
+def test_swiglu_and_gelu_pass_their_operands() -> None:
+    x, weight, bias = torch.randn(5, 32), torch.randn(64, 32), torch.randn(64)
+    scale, half, out = torch.rand(5) + 0.5, torch.empty(5, 32), torch.empty(5, 64)
+    gate, up = (x @ weight.T).chunk(2, dim=1)
+    fake_lookup("swiglu", 5, 64, 32).swiglu(x, weight, half)
+    torch.testing.assert_close(half, torch.nn.functional.silu(gate) * up)
+    fake_lookup("scaled-swiglu", 5, 64, 32).scaled_swiglu(x, weight, scale, half)
+    gate, up = gate * scale[:, None], up * scale[:, None]
+    torch.testing.assert_close(half, torch.nn.functional.silu(gate) * up)
+    fake_lookup("gelu", 5, 64, 32).gelu(x, weight, bias, out)
+    torch.testing.assert_close(out, torch.nn.functional.gelu(x @ weight.T + bias))
+    with pytest.raises(ValueError, match="64 rows into 64 columns"):
+        fake_lookup("swiglu", 5, 64, 32).swiglu(x, weight, out)
+
+
+def test_residual_and_row_scale_are_rms_norm_in_two_parts() -> None:
+    x, weight, columns = torch.randn(5, 32), torch.randn(192, 32), torch.randn(192)
+    residual, out, scale = torch.randn(5, 192), torch.empty(5, 192), torch.empty(5)
+    total = residual + x @ weight.T
+    kernel = fake_lookup("residual", 5, 192, 32)
+    sums = kernel.residual(x, weight, residual, columns, out, torch.empty(64))
+    assert sums.shape == (5, 2)  # 192 columns are one and a half tiles
+    row_scale(sums, 192, 1e-6, scale)
+    torch.testing.assert_close(residual, total)
+    expected = torch.nn.functional.rms_norm(total, (192,), columns, 1e-6)
+    torch.testing.assert_close(out * scale[:, None], expected)
