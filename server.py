@@ -270,9 +270,7 @@ class Server:
             engine_stats=engine.stats,
         )
         await self._port.serve(app)
-        # What lives now lives to the end: the collector need not look at torch's million objects again.
-        gc.collect()
-        gc.freeze()
+        quiet_collector()
         announce(options, engine.info, self._port.url, text=tokenizer is not None)
         return engine, batcher, app
 
@@ -295,6 +293,18 @@ class Server:
         print(f"error: the engine is dead: {reason}", file=sys.stderr, flush=True)
         if not self._ended.done():
             self._ended.set_result(ENGINE_DEAD)
+
+
+def quiet_collector() -> None:
+    """Keep the cycle collector out of requests' way, once all that lives to the end is there.
+
+    It need not look at torch's million objects again. And requests leave no cycles: at Python's threshold of
+    700 objects it ran every 45 requests, with 64 in flight, for nothing: 5 % of the loop's time, 0.25 ms a run
+    and 7 ms the longest. At 10 000 it did not run once in 19 000 requests.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 async def ended_within(limit_s: float, work: Callable[[], None]) -> bool:

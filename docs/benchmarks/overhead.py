@@ -21,7 +21,6 @@ import argparse
 import asyncio
 import cProfile
 import ctypes
-import gc
 import json
 import multiprocessing
 import os
@@ -55,6 +54,7 @@ from rose.limits import StepLimits
 from rose.staging import StagingLayout, StagingSlot
 from scheduler.batcher import Batcher
 from scheduler.options import SchedulerOptions
+from server import quiet_collector
 
 DIMENSIONS, VOCAB = 1024, 151_669
 INFO = EngineInfo("sim", "qwen3", "bf16", "sim", DIMENSIONS, VOCAB, 4096, 16_384, 256, "mean", True)
@@ -176,8 +176,7 @@ async def serve(ready: Connection, step_s: float) -> None:
     await batcher.start()
     app = create_app(GatewayOptions(), batcher, INFO, None)
     runner = await listen(app, "127.0.0.1", 0)
-    gc.collect()
-    gc.freeze()
+    quiet_collector()
     stop = asyncio.Event()
     ready.send(runner.addresses[0][1])
 

@@ -126,7 +126,8 @@ class Served:
     @property
     def transports(self) -> list[asyncio.BaseTransport]:
         """Of the open connections."""
-        return [connection.transport for connection in self._runner.server.connections]
+        transports = (connection.transport for connection in self._runner.server.connections)
+        return [transport for transport in transports if transport is not None]
 
     async def assert_works(self) -> None:
         """The next good request is served."""
