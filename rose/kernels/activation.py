@@ -1,4 +1,4 @@
-"""The two activations: SiLU of the gate times up (Qwen3), and GELU with its linear layer's bias (BERT)."""
+"""What follows a product: SiLU of the gate times up (Qwen3), its bias, and its bias with GELU (BERT)."""
 
 from __future__ import annotations
 
@@ -39,3 +39,13 @@ def bias_gelu(x: Tensor, bias: Tensor | None, out: Tensor) -> None:
     else:
         total = x.float().sum(0) if x.dim() == 3 else x.float()
         out.copy_(torch.nn.functional.gelu(total if bias is None else total + bias.float()))
+
+
+def add_bias(x: Tensor, bias: Tensor, out: Tensor) -> None:
+    """out [T, N] = x + bias [N]. x: [T, N], may be `out`; or split-K partial sums [K, T, N]."""
+    if dispatch.uses_triton(out):
+        from rose.kernels.jit import activation as jit
+
+        jit.add_bias(x, bias, out)
+    else:
+        out.copy_((x.float().sum(0) if x.dim() == 3 else x.float()) + bias.float())

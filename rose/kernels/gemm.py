@@ -1,4 +1,4 @@
-"""Products with few rows by kernels of our own, which split K or fuse SwiGLU; the rest is cuBLAS's.
+"""Products with few rows by kernels of our own, which split K or fuse what follows; the rest is cuBLAS's.
 
 At 16 to 128 tokens a product is as long as its launch and the latency of one pass over K: splitting K over
 more multiprocessors took 704 to 486 µs a forward at 16 tokens on an H200 (pplx-embed-0.6b). The kernel that
@@ -14,12 +14,12 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from rose.kernels import dispatch
-from rose.kernels.activation import silu_mul
+from rose.kernels.activation import add_bias, bias_gelu, silu_mul
 from rose.kernels.cuda.plan import SkinnyPlan
 
 if TYPE_CHECKING:
@@ -28,11 +28,15 @@ if TYPE_CHECKING:
 TABLE_PATH = Path(__file__).with_name("gemm_h200.json")
 # The table was measured on Hopper; elsewhere cuBLAS is right for every shape.
 TABLE_CAPABILITY = (9, 0)
-# No plans beyond: cuBLAS fills the GPU there, and a batch in several passes counts on whole products.
+# No plans beyond: cuBLAS fills the GPU there.
 MAX_ROWS = 1024
 
-# (n, k, gated) of a weight [n, k]; gated: its rows are a gate over an up projection, for SwiGLU.
-WeightKey = tuple[int, int, bool]
+# What follows a product with a weight: "sum", a kernel that adds partial sums anyway; "bias", its addition
+# and nothing else; "gelu", bias and GELU; "swiglu", SwiGLU of a weight that is a gate over an up projection.
+Ending = Literal["sum", "bias", "gelu", "swiglu"]
+
+# (n, k, ending) of a weight [n, k]: products of one shape may have different best plans.
+WeightKey = tuple[int, int, Ending]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,8 @@ class GemmPlan:
 
     splits: parts of K summed by other programs; the output has as many partial sums.
     block_m, block_n, block_k: the tile. stages: loads in flight. warps: of 32 threads.
-    swiglu: whether the product ends in SwiGLU, for gated weights; then splits is 1 and block_n counts columns
-    of the result.
+    fused: the ending that the kernel includes; then splits is 1, and for "swiglu" block_n counts columns of
+    the result. "sum": none, it is left to the kernel that follows.
     """
 
     splits: int
@@ -51,17 +55,29 @@ class GemmPlan:
     block_k: int
     stages: int
     warps: int
-    swiglu: bool = False
+    fused: Ending = "sum"
+
+    @property
+    def swiglu(self) -> bool:
+        """Whether the kernel includes SwiGLU."""
+        return self.fused == "swiglu"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a program in bf16, for the loads in flight."""
+        columns = self.block_n * (2 if self.swiglu else 1)
+        return self.stages * (self.block_m + columns) * self.block_k * 2
 
     def fits(self, n: int, k: int) -> bool:
         """Whether N and K are whole numbers of tiles; kernels mask rows only."""
         columns = n // 2 if self.swiglu else n
-        return columns % self.block_n == 0 and k % (self.splits * self.block_k) == 0
+        whole = columns % self.block_n == 0 and k % (self.splits * self.block_k) == 0
+        return whole and (self.fused == "sum" or self.splits == 1)
 
 
 @dataclass(frozen=True, slots=True)
 class GemmChoice:
-    """Products of up to max_m rows take `plan`, or cuBLAS (then silu_mul, if gated) where it is None."""
+    """Products of up to max_m rows take `plan`, or cuBLAS (then the ending's own kernel) where it is None."""
 
     max_m: int
     plan: GemmPlan | SkinnyPlan | None
@@ -74,9 +90,9 @@ def uses_table(weight: Tensor) -> bool:
     return torch.cuda.get_device_capability(weight.device) == TABLE_CAPABILITY
 
 
-def gemm_plan(m: int, n: int, k: int, gated: bool = False) -> GemmPlan | SkinnyPlan | None:
+def gemm_plan(m: int, n: int, k: int, ending: Ending = "sum") -> GemmPlan | SkinnyPlan | None:
     """The plan for x [m, k] and a weight [n, k], or None: cuBLAS."""
-    for choice in table().get((n, k, gated), ()):
+    for choice in table().get((n, k, ending), ()):
         if m <= choice.max_m:
             return choice.plan
     return None
@@ -84,22 +100,18 @@ def gemm_plan(m: int, n: int, k: int, gated: bool = False) -> GemmPlan | SkinnyP
 
 def partial_elements(key: WeightKey) -> int:
     """Elements that the largest split-K product with this weight writes: splits * M * n."""
-    sizes = (choice.plan.splits * choice.max_m for choice in table().get(key, ()) if choice.plan is not None)
+    plans = ((choice.plan, choice.max_m) for choice in table().get(key, ()))
+    sizes = (plan.splits * max_m for plan, max_m in plans if plan is not None and plan.splits > 1)
     return max(sizes, default=0) * key[0]
 
 
-def row_counts(keys: Collection[WeightKey]) -> list[int]:
-    """Numbers of rows that between them use every plan for these weights, and then cuBLAS."""
-    limits = {choice.max_m for key in keys for choice in table().get(key, ())}
-    return [*sorted(limits), max(limits, default=0) + 1]
+def plan_rows(keys: Collection[WeightKey]) -> list[int]:
+    """Numbers of rows that between them use every plan for these weights."""
+    return sorted({choice.max_m for key in keys for choice in table().get(key, ())})
 
 
-def launches_early(m: int, keys: Collection[WeightKey]) -> bool:
-    """Whether forwards of m rows through these weights gain from programmatic dependent launch.
-
-    They do where a product fetches its weight early, and lose where none does: 28 layers of 16 tokens without
-    attention 782 µs, 845 µs by launches alone, 553 µs with both (H200, pplx-embed-0.6b).
-    """
+def fetches_early(m: int, keys: Collection[WeightKey]) -> bool:
+    """Whether a product of m rows with one of these weights fetches it while the kernel before still runs."""
     return any(isinstance(gemm_plan(m, *key), SkinnyPlan) for key in keys)
 
 
@@ -129,7 +141,7 @@ def read_table(path: Path, skinny: bool = False) -> dict[WeightKey, list[GemmCho
             raise ValueError(f"{path}: {plan} does not fit n={n}, k={k}")
         if row["max_m"] > MAX_ROWS:
             raise ValueError(f"{path}: max_m is {row['max_m']}; plans end at {MAX_ROWS} rows")
-        table.setdefault((n, k, row["gated"]), []).append(GemmChoice(row["max_m"], plan))
+        table.setdefault((n, k, row["ending"]), []).append(GemmChoice(row["max_m"], plan))
     for choices in table.values():
         choices.sort(key=lambda choice: choice.max_m)
     return table
@@ -158,6 +170,17 @@ def split_k_gemm(x: Tensor, weight: Tensor, plan: GemmPlan | SkinnyPlan, out: Te
         zip(x.float().chunk(plan.splits, 1), weight.float().chunk(plan.splits, 1), strict=True)
     ):
         out[split].copy_(part @ rows.T)
+
+
+def bias_gemm(x: Tensor, weight: Tensor, bias: Tensor, plan: GemmPlan, out: Tensor) -> None:
+    """out [M, N] = x [M, K] @ weight [N, K]ᵀ + bias [N], through GELU if plan.fused says so; one kernel."""
+    if dispatch.uses_triton(x):
+        from rose.kernels.jit import gemm as jit
+
+        jit.bias_gemm(x, weight, bias, plan, out)
+    else:
+        finish = bias_gelu if plan.fused == "gelu" else add_bias
+        finish(torch.mm(x.float(), weight.float().T), bias, out)
 
 
 def swiglu_gemm(x: Tensor, weight: Tensor, plan: GemmPlan | SkinnyPlan, out: Tensor) -> None:

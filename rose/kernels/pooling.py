@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from rose.device_batch import Outputs
 
-Which = Literal["first", "last"]
+# Of each sequence's rows; "only": there is one row a sequence, as pick_rows leaves them.
+Which = Literal["first", "last", "only"]
 
 # Rows of fp32 scratch = programs that sum parts of sequences; 512 of 4 warps fill an H200 (132 processors).
 SCRATCH_ROWS = 512
@@ -64,7 +65,7 @@ def norm_mean_pool(last: LastHidden, cu_seqlens: Tensor, outputs: Outputs, scrat
 
 
 def gather_rows(hidden: Tensor, cu_seqlens: Tensor, which: Which, outputs: Outputs) -> None:
-    """The first or last row of each sequence of hidden [T, H]; zeros for an empty sequence.
+    """The first or last row of each sequence of hidden [T, H], or its only one; zeros for an empty sequence.
 
     cu_seqlens: i32[S+1]. outputs: vectors [S, H] of any float dtype, int8 i8[S, H] or None.
     """
@@ -89,11 +90,29 @@ def norm_gather_rows(last: LastHidden, cu_seqlens: Tensor, which: Which, outputs
     _finish(total.masked_fill(empty, 0.0), outputs)
 
 
+def pick_rows(
+    sources: tuple[Tensor, Tensor], cu_seqlens: Tensor, which: Which, outs: tuple[Tensor, Tensor]
+) -> None:
+    """Each sequence's first or last row of two sources [T, H] and [T, W] to outs [S, H] and [S, W].
+
+    Zeros for an empty sequence. outs may not overlap the sources.
+    """
+    if dispatch.uses_triton(sources[0]):
+        from rose.kernels.jit import pooling as jit
+
+        jit.pick_rows(sources, cu_seqlens, which, outs)
+        return
+    rows, empty = _rows(cu_seqlens, which)
+    for source, out in zip(sources, outs, strict=True):
+        out.copy_(source[rows].masked_fill_(empty, 0.0))
+
+
 def _rows(cu_seqlens: Tensor, which: Which) -> tuple[Tensor, Tensor]:
     """Row indices i64[S] (0 for empty sequences), and which sequences are empty: bool[S, 1]."""
     starts, ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
     empty = ends <= starts
-    rows = starts if which == "first" else ends - 1
+    only = torch.arange(len(starts), device=starts.device)
+    rows = {"first": starts, "last": ends - 1, "only": only}[which]
     return rows.masked_fill(empty, 0), empty.unsqueeze(1)
 
 

@@ -24,16 +24,18 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from rose.kernels.activation import silu_mul
+from rose.kernels.activation import add_bias, bias_gelu, silu_mul
 from rose.kernels.cuda.launch import skinny_kernels
 from rose.kernels.cuda.plan import CHUNK, TOKEN_TILES, SkinnyPlan, token_tile
 from rose.kernels.cuda.plan import SHARED_BYTES as BLOCK_BYTES
-from rose.kernels.dispatch import early_launches
+from rose.kernels.early import early_for, launching
 from rose.kernels.gemm import (
     TABLE_PATH,
+    Ending,
     GemmChoice,
     GemmPlan,
     WeightKey,
+    bias_gemm,
     read_table,
     split_k_gemm,
     swiglu_gemm,
@@ -42,18 +44,17 @@ from rose.kernels.norm import LayerNorm, RmsNorm, add_layer_norm, add_rms_norm
 from rose.kernels.rope import QkRope, qk_norm_rope, rope_table
 from rose.kernels.timing import graph_us
 
-Consumer = Literal["rope", "rms_norm", "silu", "layer_norm"]
+Consumer = Literal["rope", "rms_norm", "layer_norm", "silu", "gelu", "bias"]
 Plan = TypeVar("Plan", GemmPlan, SkinnyPlan)
 
 NUM_WEIGHTS = 28
-ROWS = (16, 32, 64, 128, 192, 256, 384, 512)
-# Fusing SwiGLU saves a launch and a pass over memory, so it may pay where splitting K no longer does.
-GATED_ROWS = (*ROWS, 768, 1024)
+ROWS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
 # cuBLAS keeps a shape unless another way is at least this much faster: smaller gains are within the noise.
 MIN_GAIN = 0.03
-# Programs of one product worth trying: from three quarters of an H200's 132 processors to four waves of them.
-PROGRAMS = range(96, 529)
-SHARED_BYTES = 220 * 1024
+# Programs of a product worth trying: from three quarters of an H200's 132 processors to three waves of them.
+PROGRAMS = range(96, 397)
+# Of a multiprocessor of sm_90, for one program.
+SHARED_BYTES = 227 * 1024
 # Of skinny_gemm a processor holds one block, or two small ones.
 SKINNY_BLOCKS = range(48, 133)
 
@@ -67,6 +68,17 @@ class Shape:
     k: int
     consumer: Consumer
 
+    @property
+    def ending(self) -> Ending:
+        """As in the table."""
+        endings: dict[Consumer, Ending] = {"silu": "swiglu", "gelu": "gelu", "bias": "bias"}
+        return endings.get(self.consumer, "sum")
+
+    @property
+    def key(self) -> WeightKey:
+        """As in the table."""
+        return self.n, self.k, self.ending
+
 
 SHAPES = (
     Shape("pplx down", 1024, 3072, "rms_norm"),
@@ -75,52 +87,67 @@ SHAPES = (
     Shape("pplx qkv", 4096, 1024, "rope"),
     Shape("bge-m3 down", 1024, 4096, "layer_norm"),
     Shape("bge-m3 o", 1024, 1024, "layer_norm"),
+    Shape("bge-m3 up", 4096, 1024, "gelu"),
+    Shape("bge-m3 qkv", 3072, 1024, "bias"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The tensors of one shape at M rows; `consume` takes the product [M, N] or partial sums [K, M, N]."""
+    """The tensors of one shape at M rows; `consume` takes the product [M, N] or partial sums [K, M, N].
+
+    bias: [N]. ended: what products write that end by themselves: [M, N], or [M, N / 2] for SwiGLU.
+    """
 
     shape: Shape
     x: Tensor
     weights: Sequence[Tensor]
     consume: Callable[[Tensor], None]
-    gated: Tensor
+    bias: Tensor
+    ended: Tensor
 
     def enqueue(self, plan: GemmPlan | SkinnyPlan | None) -> None:
-        """All weights' products, one after another, each with its consumer; None: by cuBLAS."""
-        with early_launches(isinstance(plan, SkinnyPlan)):
-            self._enqueue(plan)
+        """All weights' products, one after another, each with its consumer, launched as in a forward.
 
-    def _enqueue(self, plan: GemmPlan | SkinnyPlan | None) -> None:
+        plan: None for cuBLAS, whose own kernel adds a bias that nothing follows.
+        """
         m, n = len(self.x), self.shape.n
         splits = 1 if plan is None else plan.splits
         out = torch.empty(splits, m, n, dtype=self.x.dtype, device=self.x.device)
-        for weight in self.weights:
-            if plan is None:
-                torch.mm(self.x, weight.T, out=out[0])
-                self.consume(out[0])
-            elif plan.swiglu:
-                swiglu_gemm(self.x, weight, plan, self.gated)
-            else:
-                split_k_gemm(self.x, weight, plan, out)
-                self.consume(out if splits > 1 else out[0])
+        with launching(early_for(m, isinstance(plan, SkinnyPlan), self.x.device)):
+            for weight in self.weights:
+                self._product(weight, plan, out)
+
+    def _product(self, weight: Tensor, plan: GemmPlan | SkinnyPlan | None, out: Tensor) -> None:
+        if plan is None and self.shape.consumer == "bias":
+            torch.addmm(self.bias, self.x, weight.T, out=self.ended)
+        elif plan is None:
+            torch.mm(self.x, weight.T, out=out[0])
+            self.consume(out[0])
+        elif plan.swiglu:
+            swiglu_gemm(self.x, weight, plan, self.ended)
+        elif isinstance(plan, GemmPlan) and plan.fused != "sum":
+            bias_gemm(self.x, weight, self.bias, plan, self.ended)
+        else:
+            split_k_gemm(self.x, weight, plan, out)
+            self.consume(out if plan.splits > 1 else out[0])
 
 
 def problem(shape: Shape, m: int, weights: Sequence[Tensor]) -> Problem:
     """Random tensors of `shape` at m rows."""
     x = _random(m, shape.k)
     residual, out = _random(m, shape.n), _random(m, shape.n)
-    gated = _random(m, shape.n // 2)
+    ended = _random(m, shape.n // 2 if shape.consumer == "silu" else shape.n)
     weight, bias = _random(shape.n), _random(shape.n)
     consume: dict[Consumer, Callable[[Tensor], None]] = {
         "rms_norm": lambda y: add_rms_norm(y, residual, RmsNorm(weight, 1e-6), out),
         "layer_norm": lambda y: add_layer_norm(y, residual, bias, LayerNorm(weight, bias, 1e-5), out),
-        "silu": lambda y: silu_mul(y, gated),
+        "silu": lambda y: silu_mul(y, ended),
+        "gelu": lambda y: bias_gelu(y, bias, ended),
+        "bias": lambda y: add_bias(y, bias, ended),
         "rope": _rope(m, out),
     }
-    return Problem(shape, x, weights, consume[shape.consumer], gated)
+    return Problem(shape, x, weights, consume[shape.consumer], bias, ended)
 
 
 def _rope(m: int, qkv: Tensor) -> Callable[[Tensor], None]:
@@ -134,25 +161,32 @@ def _random(*shape: int) -> Tensor:
 
 
 def candidates(shape: Shape, m: int) -> Iterator[GemmPlan]:
-    """Plans worth a measurement."""
-    heights = (m,) if m < 64 else (64, 128) if m >= 384 else (64,)
-    for block_m, block_n, block_k, splits in product(heights, (32, 64, 128), (64, 128), (1, 2, 4, 8)):
-        plan = _plan(splits, block_m, block_n, block_k, shape.k)
-        if plan.fits(shape.n, shape.k) and _programs(plan, m, shape.n) in PROGRAMS:
+    """Plans worth a measurement.
+
+    Of tiles 16 to 128 high, 32 to 128 wide and 64 or 128 deep, 1 to 8 parts of K and 2 to 4 stages, those won
+    on an H200 that are 16 to 64 high, have 4 stages and K in parts as here, or in one part with SwiGLU fused
+    and 128 deep; from 384 rows on none but the widest, and that for K = 4096 alone.
+    """
+    heights = (16,) if m <= 16 else (16, m) if m < 64 else (64,)
+    widths = (32, 64, 128) if m <= 256 else (128,)
+    parts = (2, 4) if shape.k <= 1024 else (4,) if shape.k < 4096 else (4, 8)
+    for block_m, block_n, block_k, splits in product(heights, widths, (64, 128), parts):
+        stages = max(2, min(4, shape.k // splits // block_k))
+        plan = GemmPlan(splits, block_m, block_n, block_k, stages, warps=4)
+        if _worthwhile(plan, shape, m):
             yield plan
-    if shape.consumer != "silu":
+    if shape.ending == "sum":
         return
-    for block_m, block_n, block_k in product(heights, (16, 32, 64, 128), (64, 128)):
-        plan = replace(_plan(1, block_m, block_n, block_k, shape.k), swiglu=True)
-        shared = (block_m + 2 * block_n) * block_k * 2 * plan.stages
-        if _programs(plan, m, shape.n // 2) in PROGRAMS and shared <= SHARED_BYTES:
+    for block_m, block_n in product(heights, widths):
+        plan = GemmPlan(1, block_m, block_n, 128, stages=4, warps=4, fused=shape.ending)
+        if _worthwhile(plan, shape, m):
             yield plan
 
 
-def _plan(splits: int, block_m: int, block_n: int, block_k: int, k: int) -> GemmPlan:
-    """Stages as deep as the loop is long, up to 4; 8 warps only for tiles of 128 x 128."""
-    stages = min(4, max(2, k // splits // block_k))
-    return GemmPlan(splits, block_m, block_n, block_k, stages, 8 if block_m * block_n >= 128 * 128 else 4)
+def _worthwhile(plan: GemmPlan, shape: Shape, m: int) -> bool:
+    columns = shape.n // 2 if plan.swiglu else shape.n
+    count = -(-m // plan.block_m) * (columns // plan.block_n) * plan.splits
+    return plan.fits(shape.n, shape.k) and count in PROGRAMS and plan.shared_bytes <= SHARED_BYTES
 
 
 def skinny_candidates(shape: Shape, m: int) -> Iterator[SkinnyPlan]:
@@ -173,10 +207,6 @@ def skinny_candidates(shape: Shape, m: int) -> Iterator[SkinnyPlan]:
             plan = replace(whole, stages=stages)
             if plan.fits(m, shape.n, shape.k):
                 yield plan
-
-
-def _programs(plan: GemmPlan, m: int, n: int) -> int:
-    return -(-m // plan.block_m) * (n // plan.block_n) * plan.splits
 
 
 def tune(shape: Shape, rows: Sequence[int], deadline: float) -> Iterator[dict[str, object]]:
@@ -225,7 +255,7 @@ def line(one: Problem, plan: GemmPlan | None, us: float) -> dict[str, object]:
     entry: dict[str, object] = {
         "n": one.shape.n,
         "k": one.shape.k,
-        "gated": one.shape.consumer == "silu",
+        "ending": one.shape.ending,
         "max_m": len(one.x),
         "plan": None if plan is None else asdict(plan),
         "us": round(us, 2),
@@ -259,7 +289,7 @@ def tune_skinny(shape: Shape, known: Mapping[WeightKey, Sequence[GemmChoice]]) -
     problems = {m: problem(shape, m, weights) for m in TOKEN_TILES}
     _compile(problems)
     for m, one in problems.items():
-        choices = known.get((shape.n, shape.k, shape.consumer == "silu"), ())
+        choices = known.get(shape.key, ())
         plan = next((choice.plan for choice in choices if m <= choice.max_m), None)
         if plan is None or isinstance(plan, GemmPlan):
             yield line(one, plan, graph_us(partial(one.enqueue, plan)) / NUM_WEIGHTS)
@@ -269,7 +299,7 @@ def merge(old: Sequence[dict[str, object]], new: Sequence[dict[str, object]]) ->
     """The lines of both, of the new ones where both have one for the same rows of the same weight."""
 
     def place(entry: dict[str, object]) -> tuple[object, ...]:
-        return entry["n"], entry["k"], entry["gated"], entry["max_m"]
+        return entry["n"], entry["k"], entry["ending"], entry["max_m"]
 
     merged = {place(entry): entry for entry in (*old, *new)}
     return list(merged.values())
@@ -306,7 +336,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         write(arguments.out, merge(old, lines))
         return
     for shape in SHAPES:
-        lines += tune(shape, GATED_ROWS if shape.consumer == "silu" else ROWS, deadline)
+        lines += tune(shape, ROWS, deadline)
         write(arguments.out, lines)
     say(f"wrote {len(lines)} choices to {arguments.out}")
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 import torch
 
 from rose.device_batch import DeviceBatch, Outputs
 from rose.kernels import dispatch
+from rose.kernels.gemm import plan_rows
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from rose.kernels.gemm import WeightKey
     from rose.models.registry import Model
 
 # A compilation holds a thread about a quarter of its time outside the interpreter lock; more do not help.
@@ -34,6 +36,15 @@ class _NoAttention:
         self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, cu_seqlens: Tensor, max_seqlen: int
     ) -> None:
         """Nothing to do."""
+
+
+def row_counts(keys: Collection[WeightKey], max_tokens: int) -> list[int]:
+    """Numbers of tokens up to max_tokens that between them launch every variant of every kernel.
+
+    Powers of two pass every point at which a kernel takes another shape; products change at the table's rows.
+    """
+    powers = (1 << power for power in range(max_tokens.bit_length()))
+    return sorted({*powers, *(count for count in plan_rows(keys) if count < max_tokens), max_tokens})
 
 
 def compile_ahead(model: Model, row_counts: Iterable[int]) -> None:

@@ -1,4 +1,4 @@
-"""Qwen3's layer, for bidirectional and causal models alike: the attention backend knows which.
+"""Qwen3's layer and its elders' (Qwen2, Llama), bidirectional or causal: the attention backend knows which.
 
 Source: Qwen3 technical report, arXiv 2505.09388; transformers' modeling_qwen3.
 """
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rose.kernels.norm import RmsNorm, add_rms_norm
+from rose.kernels.pooling import pick_rows
 from rose.kernels.rope import QkRope, qk_norm_rope
 from rose.layers.projection import GatedProjection, Projection
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rose.config import ModelConfig
     from rose.device_batch import DeviceBatch
     from rose.kernels.gemm import WeightKey
+    from rose.kernels.pooling import Which
     from rose.layers.workspace import DecoderBuffers
     from rose.weights import WeightSource
 
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 class DecoderLayer:
     """Pre-norm attention and SwiGLU. On a GPU: 4 products, 4 fused kernels and attention.
 
-    Called in three steps, `project`, `attend` and `mix`, of which only the second needs all rows at once.
+    Called in three steps, `project`, `attend` and `mix`, of which the third takes any rows: `pick` gives
+    those that a pooling of single rows needs of the last layer.
     input_norm is applied by whoever fills buffers.hidden: it is fused with what comes before this layer.
     """
 
@@ -53,6 +56,14 @@ class DecoderLayer:
         context = buffers.context.view(num_tokens, rope.num_heads, rope.head_dim)
         batch.attention.forward(q, k, v, context, batch.cu_seqlens, batch.max_seqlen)
 
+    def pick(self, batch: DeviceBatch, buffers: DecoderBuffers, which: Which) -> DecoderBuffers:
+        """Buffers of the first or last row of each of S <= T sequences, with what `mix` reads."""
+        picked = buffers.picked(batch.num_seqs)
+        pick_rows(
+            (buffers.context, buffers.residual), batch.cu_seqlens, which, (picked.context, picked.residual)
+        )
+        return picked
+
     def mix(self, rows: DecoderBuffers) -> Tensor:
         """rows.context through the rest of the layer.
 
@@ -70,10 +81,10 @@ def weight_keys(config: ModelConfig) -> tuple[WeightKey, ...]:
     hidden, inner = config.hidden_size, config.intermediate_size
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     return (
-        (query + 2 * key, hidden, False),
-        (hidden, query, False),
-        (2 * inner, hidden, True),
-        (hidden, inner, False),
+        (query + 2 * key, hidden, "sum"),
+        (hidden, query, "sum"),
+        (2 * inner, hidden, "swiglu"),
+        (hidden, inner, "sum"),
     )
 
 
@@ -125,12 +136,24 @@ class DecoderReader:
 
     def _rope(self, attention: str, cos_sin: Tensor) -> QkRope:
         config = self._config
-        weights = [self.tensor(f"{attention}.{part}_norm.weight", config.head_dim) for part in "qk"]
+        weight = bias = None
+        if config.architecture == "qwen3":
+            weight = torch.stack(
+                [self.tensor(f"{attention}.{part}_norm.weight", config.head_dim) for part in "qk"]
+            )
+        if config.attention_bias:
+            heads = {"q": config.num_heads, "k": config.num_kv_heads, "v": config.num_kv_heads}
+            biases = [
+                self.tensor(f"{attention}.{part}_proj.bias", count * config.head_dim)
+                for part, count in heads.items()
+            ]
+            bias = torch.cat(biases)
         return QkRope(
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             eps=config.norm_eps,
-            weight=torch.stack(weights),
+            weight=weight,
             cos_sin=cos_sin,
+            bias=bias,
         )

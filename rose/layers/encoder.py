@@ -6,21 +6,26 @@ nothing is allocated; on a CPU none is, because oneDNN makes its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import layer_norm
 
 from rose.kernels.embedding import BertTables
+from rose.kernels.gemm import partial_elements
 from rose.kernels.norm import LayerNorm, add_layer_norm
+from rose.kernels.pooling import pick_rows
 from rose.layers.linear import Linear
+from rose.layers.projection import BiasedProjection, Projection
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rose.config import ModelConfig
     from rose.device_batch import DeviceBatch
+    from rose.kernels.gemm import WeightKey
+    from rose.kernels.pooling import Which
     from rose.weights import WeightSource
 
 
@@ -28,7 +33,8 @@ if TYPE_CHECKING:
 class EncoderBuffers:
     """Activations of one forward on a GPU, reused by every layer.
 
-    hidden, attended, context, dense: [T, H]. qkv: [T, 3H]. wide: [T, I]. On a CPU all are None.
+    hidden, attended, context, dense: [T, H]. qkv: [T, 3H]. wide: [T, I]. partials: flat, for the partial sums
+    of split-K products. On a CPU all are None.
     """
 
     hidden: Tensor | None = None
@@ -37,6 +43,7 @@ class EncoderBuffers:
     dense: Tensor | None = None
     qkv: Tensor | None = None
     wide: Tensor | None = None
+    partials: Tensor | None = None
 
     @classmethod
     def allocate(
@@ -48,67 +55,107 @@ class EncoderBuffers:
         """
         hidden, inner = config.hidden_size, config.intermediate_size
         widths = (hidden, hidden, hidden, hidden, 3 * hidden, inner)
-        return cls(*(torch.zeros(max_tokens, width, dtype=dtype, device=device) for width in widths))
+        rows = (torch.zeros(max_tokens, width, dtype=dtype, device=device) for width in widths)
+        partials = max(map(partial_elements, weight_keys(config)))
+        return replace(cls(*rows), partials=torch.zeros(partials, dtype=dtype, device=device))
 
     def rows(self, num_tokens: int) -> EncoderBuffers:
-        """Views of the first `num_tokens` rows.
+        """Views of the first `num_tokens` rows; partials are shared.
 
         Raises:
             ValueError: there are fewer.
         """
         if self.hidden is not None and num_tokens > len(self.hidden):
             raise ValueError(f"batch has {num_tokens} tokens; the buffers hold {len(self.hidden)}")
-        whole = (getattr(self, field.name) for field in fields(self))
-        return EncoderBuffers(*(tensor if tensor is None else tensor[:num_tokens] for tensor in whole))
+        if self.hidden is None:
+            return self
+        names = (field.name for field in fields(self) if field.name != "partials")
+        return replace(self, **{name: getattr(self, name)[:num_tokens] for name in names})
+
+    def picked(self, context: Tensor, num_seqs: int) -> tuple[Tensor, Tensor]:
+        """Two tensors [S, H], S <= T, like context [T, H]: where q, k and v were, free after attention."""
+        shape = (2, num_seqs, context.shape[1])
+        if self.qkv is None:
+            first, second = context.new_empty(shape)
+        else:
+            first, second = self.qkv.view(-1)[: 2 * num_seqs * shape[2]].view(shape)
+        return first, second
 
 
 class DenseAddNorm:
     """LayerNorm(x Wᵀ + b + residual): one product and one pass. weight: [H, in]; bias: [H]."""
 
     def __init__(self, weight: Tensor, bias: Tensor, norm: LayerNorm) -> None:
-        # The GPU's kernel adds the bias while it normalises; the CPU's product adds bias and residual.
+        # The GPU's kernel adds bias and partial sums as it normalises; the CPU's product bias and residual.
         self._kernel_bias = bias if weight.is_cuda else None
+        self._projection = Projection(weight) if weight.is_cuda else None
         self._linear = Linear(weight, None if weight.is_cuda else bias)
         self._norm = norm
 
-    def __call__(self, x: Tensor, residual: Tensor, dense: Tensor | None, out: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, residual: Tensor, buffers: EncoderBuffers, out: Tensor | None) -> Tensor:
         """[T, H] from x [T, in] and residual [T, H].
 
-        dense, out: [T, H], the product and the result; neither may be another argument. None: on a CPU.
+        out: [T, H], the result, neither x nor buffers.dense; None on a CPU. buffers.dense: for the product.
         """
-        norm = self._norm
+        norm, dense, partials = self._norm, buffers.dense, buffers.partials
         if out is None:
             total = self._linear.add(x, residual)
             return layer_norm(total, norm.weight.shape, norm.weight, norm.bias, norm.eps)
-        add_layer_norm(self._linear(x, dense), residual, self._kernel_bias, norm, out)
+        if self._projection is None or dense is None or partials is None:
+            product = self._linear(x, dense)
+        else:
+            product = self._projection(x, dense, partials)
+        add_layer_norm(product, residual, self._kernel_bias, norm, out)
         return out
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderLayer:
-    """One layer. qkv: H -> 3H, three projections as one. widen: H -> I. num_heads * head_dim = H."""
+    """One layer. qkv: H -> 3H, three projections as one. widen: H -> I, with GELU. num_heads * head_dim = H.
 
-    qkv: Linear
+    Called in two steps, `attend` and `mix`, of which the second takes any rows: `pick` gives those that a
+    pooling of single rows needs of the last layer.
+    """
+
+    qkv: BiasedProjection
     attention_output: DenseAddNorm
-    widen: Linear
+    widen: BiasedProjection
     output: DenseAddNorm
     num_heads: int
     head_dim: int
 
-    def __call__(self, hidden: Tensor, batch: DeviceBatch, buffers: EncoderBuffers) -> Tensor:
-        """[T, H] -> [T, H]; on a GPU both are buffers.hidden."""
-        context = self._attend(hidden, batch, buffers)
-        attended = self.attention_output(context, hidden, buffers.dense, buffers.attended)
-        wide = self.widen.gelu(attended, buffers.wide)
-        return self.output(wide, attended, buffers.dense, buffers.hidden)
-
-    def _attend(self, hidden: Tensor, batch: DeviceBatch, buffers: EncoderBuffers) -> Tensor:
+    def attend(self, hidden: Tensor, batch: DeviceBatch, buffers: EncoderBuffers) -> Tensor:
         """Softmax attention within each sequence: [T, H] -> [T, H]."""
         context = torch.empty_like(hidden) if buffers.context is None else buffers.context
         heads = (self.num_heads, self.head_dim)
-        q, k, v = self.qkv(hidden, buffers.qkv).view(-1, 3, *heads).unbind(1)
+        q, k, v = self.qkv(hidden, buffers.qkv, buffers.partials).view(-1, 3, *heads).unbind(1)
         batch.attention.forward(q, k, v, context.view(-1, *heads), batch.cu_seqlens, batch.max_seqlen)
         return context
+
+    def pick(
+        self, rows: tuple[Tensor, Tensor], batch: DeviceBatch, buffers: EncoderBuffers, which: Which
+    ) -> tuple[Tensor, Tensor]:
+        """Context and hidden [S, H] of each sequence's first or last row, of `rows`: both [T, H], S <= T."""
+        picked = buffers.picked(rows[0], batch.num_seqs)
+        pick_rows(rows, batch.cu_seqlens, which, picked)
+        return picked
+
+    def mix(self, context: Tensor, hidden: Tensor, buffers: EncoderBuffers) -> Tensor:
+        """The rest of the layer: [R, H] of context and input [R, H]; on a GPU in buffers.hidden (R rows)."""
+        attended = self.attention_output(context, hidden, buffers, buffers.attended)
+        wide = self.widen(attended, buffers.wide, buffers.partials)
+        return self.output(wide, attended, buffers, buffers.hidden)
+
+
+def weight_keys(config: ModelConfig) -> tuple[WeightKey, ...]:
+    """Of a layer's four products: QKV, attention output, widening, output."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    return (
+        (3 * hidden, hidden, "bias"),
+        (hidden, hidden, "sum"),
+        (inner, hidden, "gelu"),
+        (hidden, inner, "sum"),
+    )
 
 
 class EncoderReader:
@@ -152,9 +199,11 @@ class EncoderReader:
         attention_output = self._dense(f"{name}.attention.output.dense", size, size)
         output = self._dense(f"{name}.output.dense", size, inner)
         return EncoderLayer(
-            qkv=Linear(torch.cat([weight for weight, _ in qkv]), torch.cat([bias for _, bias in qkv])),
+            qkv=BiasedProjection(
+                torch.cat([weight for weight, _ in qkv]), torch.cat([bias for _, bias in qkv])
+            ),
             attention_output=DenseAddNorm(*attention_output, self._norm(f"{name}.attention.output")),
-            widen=Linear(*self._dense(f"{name}.intermediate.dense", inner, size)),
+            widen=BiasedProjection(*self._dense(f"{name}.intermediate.dense", inner, size), gelu=True),
             output=DenseAddNorm(*output, self._norm(f"{name}.output")),
             num_heads=self._config.num_heads,
             head_dim=self._config.head_dim,

@@ -1,63 +1,105 @@
-"""Linear layers without bias; products of few rows come from Triton where that was measured to be faster."""
+"""Linear layers whose products of few rows come from our own kernels where that was measured to be faster.
+
+A Projection leaves partial sums to the kernel that follows; the other two end by themselves.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rose.kernels.activation import silu_mul
-from rose.kernels.gemm import gemm_plan, split_k_gemm, swiglu_gemm, uses_table
+from rose.kernels.activation import add_bias, bias_gelu, silu_mul
+from rose.kernels.gemm import GemmPlan, bias_gemm, gemm_plan, split_k_gemm, swiglu_gemm, uses_table
 from rose.layers.linear import Linear
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rose.kernels.cuda.plan import SkinnyPlan
+    from rose.kernels.gemm import Ending
+
 
 class Projection:
-    """x Wᵀ, or the partial sums of it that the kernel after it adds anyway. weight: [N, K]."""
+    """x Wᵀ, or the partial sums of it that the kernel after it adds anyway.
 
-    def __init__(self, weight: Tensor, gated: bool = False) -> None:
-        """gated: whether the weight is a gate over an up projection, whose few-row plans are others."""
+    weight: [N, K], kept where our own kernels may take it; else None.
+    """
+
+    def __init__(self, weight: Tensor, ending: Ending = "sum") -> None:
+        """ending: what follows; plans depend on it."""
         self._linear = Linear(weight)
-        self._gated = gated
+        self._ending = ending
         # None on a CPU, where the plain weight would be a second copy beside the packed one.
-        self._weight = weight if uses_table(weight) else None
+        self.weight = weight if uses_table(weight) else None
 
     def __call__(self, x: Tensor, out: Tensor, partials: Tensor) -> Tensor:
         """The product of x [T, K]: out [T, N], filled, or the partial sums of it [K, T, N] in partials.
 
         partials: flat, room for any split-K plan of this weight.
         """
-        if self._weight is None:
-            return self._linear(x, out)
-        num_tokens, (n, k) = len(x), self._weight.shape
-        plan = gemm_plan(num_tokens, n, k, self._gated)
-        if plan is None:
-            return self._linear(x, out)
-        if plan.splits == 1:
-            split_k_gemm(x, self._weight, plan, out.unsqueeze(0))
-            return out
-        sums = partials[: plan.splits * num_tokens * n].view(plan.splits, num_tokens, n)
-        split_k_gemm(x, self._weight, plan, sums)
-        return sums
+        if self.weight is not None:
+            plan = _plan(x, self.weight, self._ending)
+            if plan is not None:
+                return _unfused(x, self.weight, plan, out, partials)
+        return self._linear(x, out)
+
+
+class BiasedProjection:
+    """x Wᵀ + b, or gelu of it. weight: [N, K]. bias: [N]."""
+
+    def __init__(self, weight: Tensor, bias: Tensor, gelu: bool = False) -> None:
+        self._linear = Linear(weight, bias)
+        self._ending: Ending = "gelu" if gelu else "bias"
+        self._bias = bias
+        self.weight = weight if uses_table(weight) else None
+
+    def __call__(self, x: Tensor, out: Tensor | None, partials: Tensor | None) -> Tensor:
+        """[T, N] of x [T, K], in `out`. partials: as for Projection. On a CPU both may be None."""
+        if self.weight is not None and out is not None and partials is not None:
+            plan = _plan(x, self.weight, self._ending)
+            if plan is not None:
+                self._follow(plan, self.weight, x, out, partials)
+                return out
+        return self._linear.gelu(x, out) if self._ending == "gelu" else self._linear(x, out)
+
+    def _follow(
+        self, plan: GemmPlan | SkinnyPlan, weight: Tensor, x: Tensor, out: Tensor, partials: Tensor
+    ) -> None:
+        if isinstance(plan, GemmPlan) and plan.fused == self._ending:
+            bias_gemm(x, weight, self._bias, plan, out)
+            return
+        finish = bias_gelu if self._ending == "gelu" else add_bias
+        finish(_unfused(x, weight, plan, out, partials), self._bias, out)
 
 
 class GatedProjection:
-    """silu(x gateᵀ) * (x upᵀ). weight: [2I, K], gate over up, read as one matrix."""
+    """silu(x gateᵀ) * (x upᵀ). weight: [2I, K], gate over up, read as one matrix; kept as by Projection."""
 
     def __init__(self, weight: Tensor) -> None:
-        self._projection = Projection(weight, gated=True)
-        self._inner = len(weight) // 2
-        self._weight = weight if uses_table(weight) else None
+        self._projection = Projection(weight, "swiglu")
+        self.weight = weight if uses_table(weight) else None
 
     def __call__(self, x: Tensor, wide: Tensor, narrow: Tensor, partials: Tensor) -> Tensor:
-        """[T, I] of x [T, K], in `narrow`; wide (of 2 T I elements), narrow and partials are flat."""
-        num_tokens, inner = len(x), self._inner
-        out = narrow[: num_tokens * inner].view(num_tokens, inner)
-        if self._weight is not None:
-            plan = gemm_plan(num_tokens, 2 * inner, x.shape[1], gated=True)
+        """[T, I] of x [T, K], in narrow [T, I]. wide: [T, 2I], gate and up. partials: as for Projection."""
+        if self.weight is not None:
+            plan = _plan(x, self.weight, "swiglu")
             if plan is not None and plan.swiglu:
-                swiglu_gemm(x, self._weight, plan, out)
-                return out
-        gate_up = wide[: 2 * num_tokens * inner].view(num_tokens, 2 * inner)
-        silu_mul(self._projection(x, gate_up, partials), out)
+                swiglu_gemm(x, self.weight, plan, narrow)
+                return narrow
+        silu_mul(self._projection(x, wide, partials), narrow)
+        return narrow
+
+
+def _plan(x: Tensor, weight: Tensor, ending: Ending) -> GemmPlan | SkinnyPlan | None:
+    n, k = weight.shape
+    return gemm_plan(len(x), n, k, ending)
+
+
+def _unfused(x: Tensor, weight: Tensor, plan: GemmPlan | SkinnyPlan, out: Tensor, partials: Tensor) -> Tensor:
+    """out [T, N], or partial sums [K, T, N] in partials, as the plan has it."""
+    if plan.splits == 1:
+        split_k_gemm(x, weight, plan, out.unsqueeze(0))
         return out
+    num_tokens, n = out.shape
+    sums = partials[: plan.splits * num_tokens * n].view(plan.splits, num_tokens, n)
+    split_k_gemm(x, weight, plan, sums)
+    return sums

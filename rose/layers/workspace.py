@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from itertools import pairwise
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,19 +12,13 @@ if TYPE_CHECKING:
 
     from rose.config import ModelConfig
 
-# Rows that go through all of a layer but its attention before the next rows do, so that much of what one
-# kernel writes the next finds in the 50 MB L2 cache. cuBLAS loses nothing: on an H200 it reached 674 TFLOP/s
-# over a forward's products at 4096 rows, 646 at 51200.
-PASS_ROWS = 4096
-
 
 @dataclass(frozen=True, slots=True)
 class DecoderBuffers:
     """Views of the workspace for T rows, all contiguous.
 
     residual, hidden: [T, H], the residual stream and a product's input or output. positions: i32[T].
-    qkv: [T, (Hq + 2 Hk) D]. context: [T, Hq D].
-    wide, narrow: flat, for gate and up [R, 2I] and their SwiGLU [R, I] of one pass of R rows.
+    qkv: [T, (Hq + 2 Hk) D]. context: [T, Hq D]. wide, narrow: [T, 2I] and [T, I], gate with up, and SwiGLU.
     partials: flat, for the partial sums of split-K products.
     """
 
@@ -38,18 +31,21 @@ class DecoderBuffers:
     narrow: Tensor
     partials: Tensor
 
-    def rows(self, start: int, stop: int) -> DecoderBuffers:
-        """The same for rows start to stop; the flat ones are shared."""
-        return DecoderBuffers(
-            self.residual[start:stop],
-            self.hidden[start:stop],
-            self.positions[start:stop],
-            self.qkv[start:stop],
-            self.context[start:stop],
-            self.wide,
-            self.narrow,
-            self.partials,
-        )
+    def rows(self, num_tokens: int) -> DecoderBuffers:
+        """The same for the first `num_tokens` rows; partials are shared."""
+        names = (field.name for field in fields(self) if field.name != "partials")
+        return replace(self, **{name: getattr(self, name)[:num_tokens] for name in names})
+
+    def picked(self, num_seqs: int) -> DecoderBuffers:
+        """Buffers of S <= T rows, one a sequence, for what the last layer does after its attention.
+
+        Residual and context lie where this layer's input and q, k and v did, apart from those of all rows, so
+        that they can be copied; hidden lies in the residual stream of all rows, which is free after that.
+        """
+        width = self.context.shape[1]
+        few = self.rows(num_seqs)
+        context = self.qkv.view(-1)[: num_seqs * width].view(num_seqs, width)
+        return replace(few, residual=few.hidden, hidden=few.residual, context=context)
 
 
 class Workspace:
@@ -87,7 +83,7 @@ class Workspace:
         """
         if num_tokens > self._max_tokens:
             raise ValueError(f"batch has {num_tokens} tokens; the workspace holds {self._max_tokens}")
-        return self._allocate(num_tokens) if self._memory is None else self._memory.rows(0, num_tokens)
+        return self._allocate(num_tokens) if self._memory is None else self._memory.rows(num_tokens)
 
     def _allocate(self, num_tokens: int) -> DecoderBuffers:
         """Zeros: attention kernels skip padded rows, and a NaN there would spread through 0 * NaN."""
@@ -97,26 +93,13 @@ class Workspace:
             return torch.zeros(shape, dtype=kind, device=device)
 
         hidden, qkv, context = self._widths
-        pass_rows = min(num_tokens, PASS_ROWS)
         return DecoderBuffers(
             residual=zeros(num_tokens, hidden),
             hidden=zeros(num_tokens, hidden),
             positions=zeros(num_tokens, kind=torch.int32),
             qkv=zeros(num_tokens, qkv),
             context=zeros(num_tokens, context),
-            wide=zeros(pass_rows * 2 * self._inner),
-            narrow=zeros(pass_rows * self._inner),
+            wide=zeros(num_tokens, 2 * self._inner),
+            narrow=zeros(num_tokens, self._inner),
             partials=zeros(self._partial_elements),
         )
-
-
-def passes(num_tokens: int) -> list[tuple[int, int]]:
-    """(start, stop) of as few passes as keep each at PASS_ROWS or less, cut at multiples of 128 rows.
-
-    They are equal to within 128 rows, so that none is so short that its products would be slow: if there are
-    two or more, each has over PASS_ROWS / 2 - 128 rows.
-    """
-    count = max(-(-num_tokens // PASS_ROWS), 1)
-    blocks = -(-num_tokens // 128)
-    cuts = [128 * (index * blocks // count) for index in range(count)]
-    return list(pairwise([*cuts, num_tokens]))

@@ -12,8 +12,11 @@ import torch
 from rose.attention.base import AttentionSpec
 from rose.device_batch import DeviceBatch, Outputs
 from rose.heads.embedding import EmbeddingHead
+from rose.kernels.early import early_for, launching
 from rose.kernels.embedding import embed_bert
-from rose.layers.encoder import EncoderBuffers, EncoderReader
+from rose.kernels.gemm import fetches_early
+from rose.layers.compile_ahead import compile_ahead, row_counts
+from rose.layers.encoder import EncoderBuffers, EncoderReader, weight_keys
 from rose.layers.length_order import sorted_by_length
 
 if TYPE_CHECKING:
@@ -46,10 +49,13 @@ class BertModel:
         self._tables = read.tables()
         self._layers = [read.layer(index) for index in range(config.num_layers)]
         self._head = EmbeddingHead(config, device)
+        self._keys = weight_keys(config)
         self._on_cpu = device.type == "cpu"
         self._buffers = EncoderBuffers()
         if not self._on_cpu:
             self._buffers = EncoderBuffers.allocate(config, max_tokens, dtype, device)
+        if device.type == "cuda":
+            compile_ahead(self, row_counts(self._keys, max_tokens))
 
     def forward(self, batch: DeviceBatch, outputs: Outputs) -> None:
         """Write the pooled vectors of `batch`, a row a sequence, to `outputs`."""
@@ -57,7 +63,9 @@ class BertModel:
         if self._on_cpu:
             batch, rows = sorted_by_length(batch)
         if rows is None:
-            self._run(batch, outputs)
+            fetches = fetches_early(batch.num_tokens, self._keys)
+            with launching(early_for(batch.num_tokens, fetches, self.attention_spec.device)):
+                self._run(batch, outputs)
             return
         int8 = None if outputs.int8 is None else torch.empty_like(outputs.int8)
         by_length = Outputs(torch.empty_like(outputs.vectors), int8)
@@ -72,6 +80,12 @@ class BertModel:
         if hidden is None:
             hidden = word.new_empty(batch.num_tokens, word.shape[1])
         embed_bert(batch.input_ids, batch.cu_seqlens, batch.token_type_ids, self._tables, hidden)
-        for layer in self._layers:
-            hidden = layer(hidden, batch, buffers)
-        self._head(hidden, batch.cu_seqlens, outputs)
+        *earlier, last = self._layers
+        for layer in earlier:
+            hidden = layer.mix(layer.attend(hidden, batch, buffers), hidden, buffers)
+        context, which = last.attend(hidden, batch, buffers), self._head.which
+        # More sequences than rows are padding; then there is nothing to pick.
+        if which is not None and batch.num_seqs <= batch.num_tokens:
+            context, hidden = last.pick((context, hidden), batch, buffers, which)
+            buffers, which = buffers.rows(batch.num_seqs), "only"
+        self._head(last.mix(context, hidden, buffers), batch.cu_seqlens, which, outputs)

@@ -5,22 +5,22 @@ Source: Qwen3 technical report, arXiv 2505.09388; pplx-embed's modeling.py.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rose.attention.base import AttentionSpec
-from rose.kernels.dispatch import early_launches
+from rose.kernels.early import early_for, launching
 from rose.kernels.embedding import EmbeddedTokens, embed_tokens
-from rose.kernels.gemm import launches_early, partial_elements, row_counts
+from rose.kernels.gemm import fetches_early, partial_elements
 from rose.kernels.norm import add_rms_norm
 from rose.kernels.pooling import LastHidden, norm_gather_rows, norm_mean_pool, pool_scratch
 from rose.kernels.rope import rope_table
-from rose.layers.compile_ahead import compile_ahead
+from rose.layers.compile_ahead import compile_ahead, row_counts
 from rose.layers.decoder import DecoderReader, weight_keys
-from rose.layers.workspace import Workspace, passes
+from rose.layers.workspace import Workspace
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from rose.config import ModelConfig
     from rose.device_batch import DeviceBatch, Outputs
@@ -60,35 +60,35 @@ class Qwen3Model:
         self._workspace = Workspace(config, max_tokens, dtype, device, partials)
         self._scratch = pool_scratch(config.hidden_size, device)
         if device.type == "cuda":
-            compile_ahead(self, {min(count, max_tokens) for count in (*row_counts(keys), max_tokens)})
+            compile_ahead(self, row_counts(keys, max_tokens))
 
     def forward(self, batch: DeviceBatch, outputs: Outputs) -> None:
         """Write the pooled vectors of `batch`, a row a sequence, to `outputs`."""
-        with early_launches(launches_early(batch.num_tokens, self._keys)):
-            self._forward(batch, outputs)
+        fetches = fetches_early(batch.num_tokens, self._keys)
+        with launching(early_for(batch.num_tokens, fetches, self.attention_spec.device)):
+            self._run(batch, self._workspace.rows(batch.num_tokens), outputs)
 
-    def _forward(self, batch: DeviceBatch, outputs: Outputs) -> None:
-        buffers = self._workspace.rows(batch.num_tokens)
-        embedded = EmbeddedTokens(buffers.residual, buffers.hidden, buffers.positions)
-        first = self._layers[0]
+    def _run(self, batch: DeviceBatch, rows: DecoderBuffers, outputs: Outputs) -> None:
+        embedded = EmbeddedTokens(rows.residual, rows.hidden, rows.positions)
+        first, last = self._layers[0], self._layers[-1]
         embed_tokens(batch.input_ids, batch.cu_seqlens, self._table, first.input_norm, embedded)
-        parts = [buffers.rows(start, stop) for start, stop in passes(batch.num_tokens)]
-        for rows in parts:
-            first.project(rows)
-        for layer, following in zip(self._layers, [*self._layers[1:], None], strict=True):
-            layer.attend(batch, buffers)
-            for rows in parts:
-                x = layer.mix(rows)
-                if following is not None:
-                    add_rms_norm(x, rows.residual, following.input_norm, rows.hidden)
-                    following.project(rows)
-        # Passes of more than one are too long for split-K: together their results are buffers.hidden.
-        self._pool(x if len(parts) == 1 else buffers.hidden, batch, buffers, outputs)
+        first.project(rows)
+        for layer, following in pairwise(self._layers):
+            layer.attend(batch, rows)
+            add_rms_norm(layer.mix(rows), rows.residual, following.input_norm, rows.hidden)
+            following.project(rows)
+        last.attend(batch, rows)
+        self._pool(batch, rows, outputs)
 
-    def _pool(self, x: Tensor, batch: DeviceBatch, buffers: DecoderBuffers, outputs: Outputs) -> None:
-        last = LastHidden(x, buffers.residual, self._norm)
+    def _pool(self, batch: DeviceBatch, rows: DecoderBuffers, outputs: Outputs) -> None:
+        """The rest of the last layer and the pooling: of all rows, or of one a sequence."""
+        last = self._layers[-1]
         if self.config.pooling == "mean":
-            norm_mean_pool(last, batch.cu_seqlens, outputs, self._scratch)
-        else:
-            which: Which = "last" if self.config.pooling == "last" else "first"
-            norm_gather_rows(last, batch.cu_seqlens, which, outputs)
+            hidden = LastHidden(last.mix(rows), rows.residual, self._norm)
+            norm_mean_pool(hidden, batch.cu_seqlens, outputs, self._scratch)
+            return
+        which: Which = "last" if self.config.pooling == "last" else "first"
+        if batch.num_seqs <= batch.num_tokens:  # else padding has made more sequences than rows
+            rows, which = last.pick(batch, rows, which), "only"
+        hidden = LastHidden(last.mix(rows), rows.residual, self._norm)
+        norm_gather_rows(hidden, batch.cu_seqlens, which, outputs)

@@ -14,6 +14,8 @@ from rose.attention.backends import load_backends
 from rose.attention.base import AttentionBackend
 from rose.config import load_config
 from rose.device_batch import DeviceBatch, Outputs
+from rose.kernels.early import Early
+from rose.models import bert
 from rose.models.bert import BertModel
 from rose.reference import reference_vectors
 from rose.weights import DummyWeights
@@ -101,6 +103,33 @@ def test_torch_alone_is_near_the_reference(loaded: Loaded) -> None:
 def test_padding_changes_no_bit(loaded: Loaded) -> None:
     sequences = loaded.sequences([29, 3])
     assert torch.equal(loaded.run(sequences, 64), loaded.run(sequences, 64, filler=777))
+
+
+@pytest.mark.parametrize("padded_to", [16, 128])
+@pytest.mark.parametrize("early", [Early.AT_ONCE, Early.AFTER_WAIT])
+def test_early_launches_change_no_bit(
+    loaded: Loaded, padded_to: int, early: Early, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequences = loaded.sequences([padded_to - 10, 3])
+    monkeypatch.setattr(bert, "early_for", lambda *batch: Early.NO)
+    expected = loaded.run(sequences, padded_to)
+    monkeypatch.setattr(bert, "early_for", lambda *batch: early)
+    for _ in range(5):
+        assert torch.equal(loaded.run(sequences, padded_to), expected)
+
+
+def test_more_sequences_than_rows(loaded: Loaded) -> None:
+    """Single tokens, padded to twice as many sequences as rows: nothing can be picked."""
+    sequences = loaded.sequences([1] * 16)
+    offsets = np.concatenate([np.arange(17), np.full(16, 16)]).astype(np.int32)
+    loaded.attention.plan(offsets, 16, 0)
+    ids = torch.from_numpy(np.concatenate(sequences)).cuda()
+    batch = DeviceBatch(ids, torch.from_numpy(offsets).cuda(), None, offsets, 16, loaded.attention)
+    outputs = loaded.outputs(32)
+    with torch.inference_mode():
+        loaded.model.forward(batch, outputs)
+    assert loaded.least_cosine(outputs.vectors[:16], sequences) >= 0.999
+    assert not outputs.vectors[16:].any()
 
 
 def test_replays_with_other_tokens_and_offsets(loaded: Loaded) -> None:

@@ -138,15 +138,17 @@ def test_activations(tokens, width, monkeypatch):
         activation.silu_mul(gate_up if splits > 1 else gate_up[0], out)
         return [out]
 
-    def gelu() -> list[Tensor]:
-        x, out = _random(tokens, width, scale=3), _poisoned(tokens, width)
-        activation.bias_gelu(x, _random(width), out)
+    def biased(finish: Callable[[Tensor, Tensor, Tensor], None], splits: int) -> list[Tensor]:
+        x, out = _random(splits, tokens, width, scale=3), _poisoned(tokens, width)
+        finish(x if splits > 1 else x[0], _random(width), out)
         return [out]
 
     _same(lambda: silu(1), monkeypatch)
+    _same(lambda: biased(activation.bias_gelu, 1), monkeypatch)
     if tokens <= 128:
         _same(lambda: silu(8), monkeypatch)
-    _same(gelu, monkeypatch)
+        _same(lambda: biased(activation.bias_gelu, 4), monkeypatch)
+        _same(lambda: biased(activation.add_bias, 4), monkeypatch)
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
@@ -182,7 +184,14 @@ def test_pooling(tokens, quantized, monkeypatch):
         pooling.gather_rows(_random(tokens, hidden), offsets, "last", result)
         return written(result)
 
-    for run in (mean, rows, lambda: final("mean"), lambda: final("first"), lambda: final("last")):
+    def picked() -> list[Tensor]:
+        result, sources = outputs(), (_random(tokens, 2 * hidden), _random(tokens, hidden))
+        picks = (_poisoned(sequences, 2 * hidden), _poisoned(sequences, hidden))
+        pooling.pick_rows(sources, offsets, "last", picks)
+        pooling.gather_rows(picks[1], offsets, "only", result)
+        return [*picks, *written(result)]
+
+    for run in (mean, rows, picked, lambda: final("mean"), lambda: final("first"), lambda: final("last")):
         _same(run, monkeypatch, 2e-5)
 
 
@@ -209,7 +218,7 @@ def test_tanh_int8(monkeypatch):
 
 def _shipped_plans() -> list[tuple[int, int, GemmPlan]]:
     rows = ((n, k, choice.plan) for (n, k, _), row in gemm.table().items() for choice in row)
-    return [(n, k, plan) for n, k, plan in rows if plan is not None]
+    return [(n, k, plan) for n, k, plan in rows if isinstance(plan, GemmPlan)]
 
 
 @pytest.mark.parametrize("m", [1, 16, 63, 128, 400])
@@ -222,6 +231,8 @@ def test_shipped_plans(m):
             gemm.swiglu_gemm(x, weight, plan, out)
             gate, up = expected.chunk(2, dim=1)
             expected, actual = torch.nn.functional.silu(gate) * up, out.float()
+        elif plan.fused != "sum":
+            actual, expected = _biased(x, weight, plan, expected)
         else:
             partials = _poisoned(plan.splits, m, n)
             gemm.split_k_gemm(x, weight, plan, partials)
@@ -230,11 +241,27 @@ def test_shipped_plans(m):
         torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
 
 
+def _biased(x: Tensor, weight: Tensor, plan: GemmPlan, product: Tensor) -> tuple[Tensor, Tensor]:
+    """A product that ends by itself, and what it should be."""
+    bias, out = _random(len(weight)), _poisoned(*product.shape)
+    gemm.bias_gemm(x, weight, bias, plan, out)
+    expected = product + bias.float()
+    return out.float(), torch.nn.functional.gelu(expected) if plan.fused == "gelu" else expected
+
+
+@pytest.mark.parametrize("m", [1, 16, 129, 512])
+@pytest.mark.parametrize("fused", ["bias", "gelu"])
+def test_bias_gemm(m, fused):
+    x, weight = _random(m, 1024), _random(4096, 1024, scale=0.03)
+    plan = GemmPlan(1, 64, 64, 64, 4, 4, fused=fused)
+    torch.testing.assert_close(*_biased(x, weight, plan, x.float() @ weight.float().T), rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("m", [1, 16, 129, 512])
 @pytest.mark.parametrize("rows", [16, 64])
 def test_swiglu_gemm(m, rows):
     x, weight = _random(m, 1024), _random(6144, 1024, scale=0.03)
     out = _poisoned(m, 3072)
-    gemm.swiglu_gemm(x, weight, GemmPlan(1, rows, 64, 64, 4, 4, swiglu=True), out)
+    gemm.swiglu_gemm(x, weight, GemmPlan(1, rows, 64, 64, 4, 4, fused="swiglu"), out)
     gate, up = (x.float() @ weight.float().T).chunk(2, dim=1)
     torch.testing.assert_close(out.float(), torch.nn.functional.silu(gate) * up, rtol=1e-2, atol=1e-2)

@@ -14,6 +14,8 @@ from rose.attention.backends import load_backends
 from rose.attention.base import AttentionBackend
 from rose.config import ModelConfig, load_config
 from rose.device_batch import DeviceBatch, Outputs
+from rose.kernels.early import Early
+from rose.models import qwen3
 from rose.models.qwen3 import Qwen3Model
 from rose.reference import reference_vectors
 from rose.weights import DummyWeights
@@ -144,18 +146,15 @@ def test_replays_with_other_tokens_and_offsets(loaded):
 
 
 @pytest.mark.parametrize("padded_to", [16, 128, 512, 4352])
-def test_programmatic_launch_changes_no_bit(loaded, padded_to):
+@pytest.mark.parametrize("early", [Early.AT_ONCE, Early.AFTER_WAIT])
+def test_early_launches_change_no_bit(loaded, padded_to, early, monkeypatch):
     """Kernels brought up before the one before is done still wait for what it writes."""
-    from rose.kernels.jit.compile import programmatic
-
     sequences = _sequences(loaded.model.config, [padded_to - 10, 3])
+    monkeypatch.setattr(qwen3, "early_for", lambda *batch: Early.NO)
     expected = _run(loaded, sequences, padded_to).vectors
-    token = programmatic.set(True)
-    try:
-        for _ in range(5):
-            assert torch.equal(_run(loaded, sequences, padded_to).vectors, expected)
-    finally:
-        programmatic.reset(token)
+    monkeypatch.setattr(qwen3, "early_for", lambda *batch: early)
+    for _ in range(5):
+        assert torch.equal(_run(loaded, sequences, padded_to).vectors, expected)
 
 
 class CopyAttention:

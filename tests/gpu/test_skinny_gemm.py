@@ -12,7 +12,7 @@ from torch import Tensor
 from rose.kernels.activation import silu_mul
 from rose.kernels.cuda.launch import skinny_kernels
 from rose.kernels.cuda.plan import SkinnyPlan
-from rose.kernels.dispatch import early_launches
+from rose.kernels.early import Early, launching
 from rose.kernels.gemm import split_k_gemm, swiglu_gemm
 from rose.kernels.norm import RmsNorm, add_rms_norm
 from rose.kernels.tune_gemm import SHAPES, Shape, skinny_candidates
@@ -87,7 +87,7 @@ def test_overlapping_launches_change_no_bit(m: int) -> None:
     def run(wait: bool) -> Tensor:
         torch.manual_seed(0)
         last = torch.empty(0)
-        with early_launches(not wait):
+        with launching(Early.NO if wait else Early.AT_ONCE):
             for step, written in _rounds(m):
                 step()
                 last = written

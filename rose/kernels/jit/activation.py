@@ -70,13 +70,14 @@ def _silu_mul(
 
 
 @kernel("num_tokens")
-def _bias_gelu(
+def _finish(
     x_ptr,
     bias_ptr,
     out_ptr,
     num_tokens,
     SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    GELU: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -90,7 +91,9 @@ def _bias_gelu(
     x = load_sum(x_ptr, at, mask, tl.cast(num_tokens, tl.int64) * WIDTH, SPLITS)
     if HAS_BIAS:
         x += tl.load(bias_ptr + cols, mask=cols < WIDTH, other=0.0).to(tl.float32)
-    tl.store(out_ptr + at, gelu(x).to(out_ptr.dtype.element_ty), mask=mask)
+    if GELU:
+        x = gelu(x)
+    tl.store(out_ptr + at, x.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def silu_mul(gate_up: Tensor, out: Tensor) -> None:
@@ -114,11 +117,20 @@ def silu_mul(gate_up: Tensor, out: Tensor) -> None:
 
 def bias_gelu(x: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """See rose.kernels.activation.bias_gelu."""
+    _launch_finish(x, bias, out, use_gelu=True)
+
+
+def add_bias(x: Tensor, bias: Tensor, out: Tensor) -> None:
+    """See rose.kernels.activation.add_bias."""
+    _launch_finish(x, bias, out, use_gelu=False)
+
+
+def _launch_finish(x: Tensor, bias: Tensor | None, out: Tensor, use_gelu: bool) -> None:
     num_tokens, width = out.shape
     block = min(block_of(width), _COLUMNS)
     rows = rows_a_program(num_tokens * ceil_div(width, block))
     launch(
-        _bias_gelu,
+        _finish,
         (ceil_div(num_tokens, rows), ceil_div(width, block)),
         x,
         x if bias is None else bias,
@@ -126,6 +138,7 @@ def bias_gelu(x: Tensor, bias: Tensor | None, out: Tensor) -> None:
         num_tokens,
         SPLITS=splits_of(x),
         HAS_BIAS=bias is not None,
+        GELU=use_gelu,
         WIDTH=width,
         BLOCK=block,
         ROWS=rows,

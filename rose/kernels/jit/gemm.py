@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import triton.language as tl
 
+from rose.kernels.jit.activation import gelu
 from rose.kernels.jit.compile import ceil_div, kernel, launch, wait_for_inputs
 
 if TYPE_CHECKING:
@@ -22,11 +23,14 @@ if TYPE_CHECKING:
 def _split_k_gemm(
     x_ptr,
     weight_ptr,
+    bias_ptr,
     out_ptr,
     m,
     N: tl.constexpr,
     K: tl.constexpr,
     SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    GELU: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -45,6 +49,10 @@ def _split_k_gemm(
         total = tl.dot(tl.load(x_at, mask=live, other=0.0), tl.load(weight_at), total)
         x_at += BLOCK_K
         weight_at += BLOCK_K
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + cols).to(tl.float32)[None, :]
+    if GELU:
+        total = gelu(total)
     at = (split.to(tl.int64) * m + rows)[:, None] * N + cols[None, :]
     tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=live)
 
@@ -87,17 +95,29 @@ def _swiglu_gemm(
 
 def split_k_gemm(x: Tensor, weight: Tensor, plan: GemmPlan, out: Tensor) -> None:
     """See rose.kernels.gemm.split_k_gemm."""
+    _launch(x, weight, None, plan, out)
+
+
+def bias_gemm(x: Tensor, weight: Tensor, bias: Tensor, plan: GemmPlan, out: Tensor) -> None:
+    """See rose.kernels.gemm.bias_gemm."""
+    _launch(x, weight, bias, plan, out)
+
+
+def _launch(x: Tensor, weight: Tensor, bias: Tensor | None, plan: GemmPlan, out: Tensor) -> None:
     (m, k), n = x.shape, len(weight)
     launch(
         _split_k_gemm,
         (ceil_div(m, plan.block_m), n // plan.block_n, plan.splits),
         x,
         weight,
+        weight if bias is None else bias,
         out,
         m,
         N=n,
         K=k,
         SPLITS=plan.splits,
+        HAS_BIAS=bias is not None,
+        GELU=plan.fused == "gelu",
         BLOCK_M=plan.block_m,
         BLOCK_N=plan.block_n,
         BLOCK_K=plan.block_k,

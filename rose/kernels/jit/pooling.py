@@ -28,11 +28,15 @@ if TYPE_CHECKING:
     from rose.device_batch import Outputs
     from rose.kernels.pooling import LastHidden, Which
 
-# Rows a program takes at once: four loads in flight hide most of the memory's latency.
-_ROWS = 4
+# Elements of a program's tile: 4 rows of 1024, whose loads in flight hide most of the memory's latency.
+_TILE = 4096
+# Batches this short are one program a sequence with a taller tile: a second launch would cost more.
+_SHORT_TOKENS, _SHORT_TILE = 32, 16384
 # Parts a sequence at most: 128 x 32 tokens at 4096, one wave of an H200.
 _MAX_PARTS = 128
-_FINISH_COLUMNS = 256
+# Parts and elements that a program adds up at once: all parts, because turns of a loop wait for memory one
+# after another (8 turns of 8 parts were 5 of 8.7 us at 512 tokens), and few columns, for many programs.
+_FEW_PARTS, _FINISH_ELEMENTS = 8, 4096
 
 
 @device_function
@@ -53,16 +57,20 @@ def _emit(vector, vectors_ptr, int8_ptr, at, mask, QUANTIZE: tl.constexpr):
         tl.store(int8_ptr + at, _quantized(vector), mask=mask)
 
 
-@kernel("cu_seqlens_ptr", "num_tokens")
+@kernel("cu_seqlens_ptr", "out_ptr", "int8_ptr", "num_tokens")
 def _sum_parts(
     x_ptr,
     residual_ptr,
+    weight_ptr,
     cu_seqlens_ptr,
-    scratch_ptr,
+    out_ptr,
+    int8_ptr,
     num_tokens,
     eps,
     SPLITS: tl.constexpr,
     NORM: tl.constexpr,
+    WHOLE: tl.constexpr,
+    QUANTIZE: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -70,27 +78,39 @@ def _sum_parts(
 ):
     wait_for_inputs(PDL)
     sequence, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    end = tl.load(cu_seqlens_ptr + sequence + 1)
+    stop = tl.load(cu_seqlens_ptr + sequence + 1)
     start = tl.load(cu_seqlens_ptr + sequence)
-    span = tl.cdiv(end - start, parts)
+    length = stop - start
+    span = tl.cdiv(length, parts)
     start += part * span
-    end = tl.minimum(start + span, end)
-    cols = tl.arange(0, BLOCK)[None, :]
-    split_stride = tl.cast(num_tokens, tl.int64) * HIDDEN
-    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    end = tl.minimum(start + span, stop)
+    cols = tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
     while start < end:
         rows = (start + tl.arange(0, ROWS))[:, None]
-        mask = (rows < end) & (cols < HIDDEN)
-        at = rows.to(tl.int64) * HIDDEN + cols
-        x = load_sum(x_ptr, at, mask, split_stride, SPLITS)
+        mask = (rows < end) & (cols < HIDDEN)[None, :]
+        at = rows.to(tl.int64) * HIDDEN + cols[None, :]
+        x = load_sum(x_ptr, at, mask, tl.cast(num_tokens, tl.int64) * HIDDEN, SPLITS)
         if NORM:
             x += tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
             x = rms_scaled(x, eps, HIDDEN)
-        total += x
+        total += tl.sum(x, axis=0)
         start += ROWS
-    out = tl.arange(0, BLOCK)
-    at = (sequence * parts + part).to(tl.int64) * HIDDEN + out
-    tl.store(scratch_ptr + at, tl.sum(total, axis=0), mask=out < HIDDEN)
+    at = (sequence * parts + part).to(tl.int64) * HIDDEN + cols
+    if WHOLE:
+        _emit_mean(total, length, weight_ptr, out_ptr, int8_ptr, at, cols, cols < HIDDEN, NORM, QUANTIZE)
+    else:
+        tl.store(out_ptr + at, total, mask=cols < HIDDEN)
+
+
+@device_function
+def _emit_mean(
+    total, length, weight_ptr, out_ptr, int8_ptr, at, cols, mask, NORM: tl.constexpr, QUANTIZE: tl.constexpr
+):
+    vector = total / tl.maximum(length, 1).to(tl.float32)
+    if NORM:
+        vector *= tl.load(weight_ptr + cols, mask=mask, other=0.0).to(tl.float32)
+    _emit(vector, out_ptr, int8_ptr, at, mask, QUANTIZE)
 
 
 @kernel("cu_seqlens_ptr", "vectors_ptr", "int8_ptr", "parts")
@@ -105,25 +125,19 @@ def _finish_mean(
     QUANTIZE: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     wait_for_inputs(PDL)
     sequence = tl.program_id(0)
-    length = tl.load(cu_seqlens_ptr + sequence + 1) - tl.load(cu_seqlens_ptr + sequence)
+    rows = tl.arange(0, PARTS)[:, None]
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < HIDDEN
-    total = tl.zeros([ROWS, BLOCK], tl.float32)
-    first = 0
-    while first < parts:
-        rows = (first + tl.arange(0, ROWS))[:, None]
-        at = (sequence * parts + rows).to(tl.int64) * HIDDEN + cols[None, :]
-        total += tl.load(scratch_ptr + at, mask=(rows < parts) & mask[None, :], other=0.0)
-        first += ROWS
-    vector = tl.sum(total, axis=0) / tl.maximum(length, 1).to(tl.float32)
-    if NORM:
-        vector *= tl.load(weight_ptr + cols, mask=mask, other=0.0).to(tl.float32)
-    _emit(vector, vectors_ptr, int8_ptr, sequence.to(tl.int64) * HIDDEN + cols, mask, QUANTIZE)
+    at = (sequence * parts + rows).to(tl.int64) * HIDDEN + cols[None, :]
+    total = tl.sum(tl.load(scratch_ptr + at, mask=(rows < parts) & mask[None, :], other=0.0), axis=0)
+    length = tl.load(cu_seqlens_ptr + sequence + 1) - tl.load(cu_seqlens_ptr + sequence)
+    at = sequence.to(tl.int64) * HIDDEN + cols
+    _emit_mean(total, length, weight_ptr, vectors_ptr, int8_ptr, at, cols, mask, NORM, QUANTIZE)
 
 
 @kernel("cu_seqlens_ptr", "vectors_ptr", "int8_ptr", "num_tokens")
@@ -138,7 +152,7 @@ def _gather_rows(
     eps,
     SPLITS: tl.constexpr,
     NORM: tl.constexpr,
-    LAST: tl.constexpr,
+    WHICH: tl.constexpr,
     QUANTIZE: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -148,7 +162,11 @@ def _gather_rows(
     sequence = tl.program_id(0)
     start = tl.load(cu_seqlens_ptr + sequence)
     end = tl.load(cu_seqlens_ptr + sequence + 1)
-    row = end - 1 if LAST else start
+    row = start
+    if WHICH == "last":
+        row = end - 1
+    if WHICH == "only":
+        row = sequence
     cols = tl.arange(0, BLOCK)
     mask = cols < HIDDEN
     live = mask & (start < end)
@@ -159,6 +177,32 @@ def _gather_rows(
         vector = rms_scaled(vector, eps, HIDDEN)
         vector *= tl.load(weight_ptr + cols, mask=mask, other=0.0).to(tl.float32)
     _emit(vector, vectors_ptr, int8_ptr, sequence.to(tl.int64) * HIDDEN + cols, mask, QUANTIZE)
+
+
+@kernel("cu_seqlens_ptr")
+def _pick_rows(
+    first_ptr,
+    second_ptr,
+    cu_seqlens_ptr,
+    first_out_ptr,
+    second_out_ptr,
+    LAST: tl.constexpr,
+    FIRST_WIDTH: tl.constexpr,
+    SECOND_WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    wait_for_inputs(PDL)
+    sequence = tl.program_id(0).to(tl.int64)
+    start = tl.load(cu_seqlens_ptr + sequence)
+    end = tl.load(cu_seqlens_ptr + sequence + 1)
+    row = (end - 1 if LAST else start).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    live = start < end
+    first = tl.load(first_ptr + row * FIRST_WIDTH + cols, mask=live & (cols < FIRST_WIDTH), other=0.0)
+    second = tl.load(second_ptr + row * SECOND_WIDTH + cols, mask=live & (cols < SECOND_WIDTH), other=0.0)
+    tl.store(first_out_ptr + sequence * FIRST_WIDTH + cols, first, mask=cols < FIRST_WIDTH)
+    tl.store(second_out_ptr + sequence * SECOND_WIDTH + cols, second, mask=cols < SECOND_WIDTH)
 
 
 @kernel("vectors_ptr", "int8_ptr", "count")
@@ -215,9 +259,34 @@ def tanh_int8(vectors: Tensor, out: Tensor) -> None:
     launch(_tanh_int8, (ceil_div(count, 1024),), vectors, out, count, BLOCK=1024, num_warps=4)
 
 
+def pick_rows(
+    sources: tuple[Tensor, Tensor], cu_seqlens: Tensor, which: Which, outs: tuple[Tensor, Tensor]
+) -> None:
+    """See rose.kernels.pooling.pick_rows."""
+    widths = [source.shape[1] for source in sources]
+    block = block_of(max(widths))
+    launch(
+        _pick_rows,
+        (len(cu_seqlens) - 1,),
+        *sources,
+        cu_seqlens,
+        *outs,
+        LAST=which == "last",
+        FIRST_WIDTH=widths[0],
+        SECOND_WIDTH=widths[1],
+        BLOCK=block,
+        num_warps=warps_for(block),
+    )
+
+
 def parts_for(num_seqs: int, num_tokens: int, scratch_rows: int) -> int:
-    """Programs a sequence: a power of two that fits the scratch and leaves each at least 8 tokens of T."""
-    wanted = min(scratch_rows // num_seqs, ceil_div(num_tokens, 8), _MAX_PARTS)
+    """Programs a sequence: one in short batches, else a power of two that fits the scratch, 4 tokens each.
+
+    4 of all T tokens: how the sequences share them is not known where a graph is captured.
+    """
+    if num_tokens <= _SHORT_TOKENS:
+        return 1
+    wanted = min(scratch_rows // num_seqs, ceil_div(num_tokens, 4), _MAX_PARTS)
     return 1 << (max(wanted, 1).bit_length() - 1)
 
 
@@ -225,40 +294,47 @@ def _launch_mean(states: _Input, cu_seqlens: Tensor, outputs: Outputs, scratch: 
     num_seqs, hidden = outputs.vectors.shape
     num_tokens = states.residual.shape[0]
     parts = parts_for(num_seqs, num_tokens, len(scratch))
-    # More sequences than scratch rows: one part each, in the output's own rows, finished in place.
-    partials = scratch if num_seqs <= len(scratch) else outputs.vectors
     block = block_of(hidden)
+    tile = _SHORT_TILE if num_tokens <= _SHORT_TOKENS else _TILE
+    int8 = outputs.vectors if outputs.int8 is None else outputs.int8
     launch(
         _sum_parts,
         (num_seqs, parts),
         states.x,
         states.residual,
+        states.weight,
         cu_seqlens,
-        partials,
+        outputs.vectors if parts == 1 else scratch,
+        int8,
         num_tokens,
         states.eps,
         SPLITS=splits_of(states.x),
         NORM=states.last is not None,
+        WHOLE=parts == 1,
+        QUANTIZE=outputs.int8 is not None,
         HIDDEN=hidden,
         BLOCK=block,
-        ROWS=_ROWS,
-        num_warps=warps_for(block),
+        ROWS=max(tile // block, 1),
+        num_warps=8 if tile == _SHORT_TILE else warps_for(block),
     )
-    columns = min(block, _FINISH_COLUMNS)
+    if parts == 1:
+        return
+    most = _FEW_PARTS if parts <= _FEW_PARTS else _MAX_PARTS
+    columns = min(block, _FINISH_ELEMENTS // most)
     launch(
         _finish_mean,
         (num_seqs, ceil_div(hidden, columns)),
-        partials,
+        scratch,
         cu_seqlens,
         states.weight,
         outputs.vectors,
-        outputs.vectors if outputs.int8 is None else outputs.int8,
+        int8,
         parts,
         NORM=states.last is not None,
         QUANTIZE=outputs.int8 is not None,
         HIDDEN=hidden,
         BLOCK=columns,
-        ROWS=8,
+        PARTS=most,
         num_warps=4,
     )
 
@@ -279,7 +355,7 @@ def _launch_gather(states: _Input, cu_seqlens: Tensor, which: Which, outputs: Ou
         states.eps,
         SPLITS=splits_of(states.x),
         NORM=states.last is not None,
-        LAST=which == "last",
+        WHICH=which,
         QUANTIZE=outputs.int8 is not None,
         HIDDEN=hidden,
         BLOCK=block,

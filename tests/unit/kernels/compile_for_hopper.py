@@ -1,8 +1,8 @@
-"""Run as a program: compile what a full-size pplx-embed layer launches, for sm_90, without a GPU.
+"""Run as a program: compile what full-size pplx-embed and BGE-M3 layers launch, for sm_90, without a GPU.
 
-Prints one JSON object: kernel -> [16-byte global accesses, accesses narrower than 4 bytes, waits for the
-kernel before] of each variant; without, then with programmatic dependent launch. Not in the test process,
-because Triton is either an interpreter or a compiler there.
+Prints one JSON object: kernel -> [16-byte global accesses, accesses narrower than 4 bytes, what it does about
+the kernels before and after it] of each variant. Not in the test process, because Triton is either an
+interpreter or a compiler there.
 """
 
 from __future__ import annotations
@@ -10,26 +10,29 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import patch
 
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from rose.config import load_config
-from rose.kernels import dispatch, gemm
+from rose.config import ModelConfig, load_config
+from rose.kernels import dispatch, early, gemm
 from rose.kernels.jit import activation, embedding, norm, pooling, rope
-from rose.kernels.jit import compile as compiler
 from rose.kernels.jit import gemm as gemm_jit
-from rose.layers import projection
-from rose.layers.compile_ahead import compile_ahead
-from rose.layers.decoder import weight_keys
-from rose.models.qwen3 import Qwen3Model
+from rose.layers import decoder, encoder, linear, projection
+from rose.layers.compile_ahead import compile_ahead, row_counts
+from rose.models import bert, qwen3
+from rose.models.registry import Model
 from rose.weights import DummyWeights
 
+CPU = torch.device("cpu")
+MAX_TOKENS = 2048
 MODULES = (activation, embedding, gemm_jit, norm, pooling, rope)
 
 
@@ -46,21 +49,41 @@ class HopperDriver:
         return 0
 
 
-def main(preset: Path) -> None:
+def main(presets: Path) -> None:
     driver.set_active(HopperDriver())
     dispatch.uses_triton = lambda x: True
     projection.uses_table = lambda weight: True
-    config = replace(load_config(preset), num_layers=2, vocab_size=64, max_positions=64)
-    keys = weight_keys(config)
-    fused = gemm.GemmChoice(8, gemm.GemmPlan(1, 16, 64, 64, 4, 4, swiglu=True))
-    table = {**gemm.table(), keys[2]: [fused, *gemm.table()[keys[2]]]}
-    gemm.table = lambda: table
-    model = Qwen3Model(config, DummyWeights(), torch.bfloat16, torch.device("cpu"), 4096)
-    model._workspace._partial_elements = max(map(gemm.partial_elements, keys))
-    for programmatic in (False, True):
-        compiler.programmatic.set(programmatic)
-        compile_ahead(model, gemm.row_counts(keys))
+    early._can_launch_early = lambda device: True
+    for name, module, layers in (("pplx-embed", qwen3, decoder), ("bge-m3", bert, encoder)):
+        config = replace(load_config(presets / name), num_layers=2, vocab_size=64, max_positions=64)
+        keys = layers.weight_keys(config)
+        table = {**gemm.table(), **{key: fused(key) for key in keys if key[2] != "sum"}}
+        gemm.table = lambda table=table: table
+        model = load(module, config, keys)
+        compile_ahead(model, row_counts(keys, MAX_TOKENS))
+        module.fetches_early = lambda m, keys: True  # as if a product of skinny_gemm were among them
+        compile_ahead(model, [16])
     print(json.dumps({name: variants(kernel) for name, kernel in kernels()}))
+
+
+def fused(key: gemm.WeightKey) -> list[gemm.GemmChoice]:
+    return [gemm.GemmChoice(8, gemm.GemmPlan(1, 16, 64, 64, 4, 4, fused=key[2])), *gemm.table().get(key, ())]
+
+
+def load(module: ModuleType, config: ModelConfig, keys: Collection[gemm.WeightKey]) -> Model:
+    """Its weights on the CPU, its activations as on a GPU."""
+    if module is bert:
+        with (
+            patch.object(torch.Tensor, "is_cuda", True),
+            patch.object(linear, "_prepack", lambda weight: None),
+        ):
+            model = bert.BertModel(config, DummyWeights(), torch.bfloat16, CPU, MAX_TOKENS)
+        model._on_cpu = False
+        model._buffers = encoder.EncoderBuffers.allocate(config, MAX_TOKENS, torch.bfloat16, CPU)
+        return model
+    model = qwen3.Qwen3Model(config, DummyWeights(), torch.bfloat16, CPU, MAX_TOKENS)
+    model._workspace._partial_elements = max(map(gemm.partial_elements, keys))
+    return model
 
 
 def kernels() -> list[tuple[str, JITFunction]]:
@@ -70,16 +93,16 @@ def kernels() -> list[tuple[str, JITFunction]]:
     return [found for module in MODULES for found in own(module)]
 
 
-def variants(kernel: JITFunction) -> list[tuple[int, int, int]]:
+def variants(kernel: JITFunction) -> list[tuple[int, int, str]]:
     compiled = kernel.device_caches[0][0].values()
     return [accesses(variant.asm["ptx"]) for variant in compiled]
 
 
-def accesses(ptx: str) -> tuple[int, int, int]:
+def accesses(ptx: str) -> tuple[int, int, str]:
     found = re.findall(r"(?:ld|st)\.global\S*|cp\.async\.cg\S*", ptx)  # .cg copies 16 bytes
     wide = [name for name in found if ".v4.b32" in name or name.startswith("cp")]
     narrow = [name for name in found if re.search(r"\.(b|u|s)(8|16)\b", name)]
-    return len(wide), len(narrow), ptx.count("griddepcontrol.wait")
+    return len(wide), len(narrow), " ".join(re.findall(r"griddepcontrol\.(\w+)", ptx))
 
 
 if __name__ == "__main__":

@@ -44,35 +44,58 @@ def test_swiglu_gemm(m, device, poisoned):
     torch.testing.assert_close(plain, expected.cpu(), rtol=1e-3, atol=1e-2)
 
 
+@pytest.mark.parametrize("m", [1, 16, 33])
+@pytest.mark.parametrize("ending", ["bias", "gelu"])
+def test_bias_gemm(m, ending, device, poisoned):
+    plan = gemm.GemmPlan(1, 16, 32, 32, 2, 4, fused=ending)
+    x, weight = (torch.randn(rows, 64, device=device).to(DTYPE) for rows in (m, 96))
+    bias = torch.randn(96, device=device).to(DTYPE)
+    out = poisoned(m, 96, dtype=torch.float32)
+    jit.bias_gemm(x, weight, bias, plan, out)
+    expected = x.float() @ weight.float().T + bias.float()
+    expected = torch.nn.functional.gelu(expected) if ending == "gelu" else expected
+    torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-3)
+    plain = torch.empty(m, 96)
+    gemm.bias_gemm(x.cpu(), weight.cpu(), bias.cpu(), plan, plain)
+    torch.testing.assert_close(plain, expected.cpu(), rtol=1e-3, atol=1e-3)
+
+
 def test_shipped_table_is_readable_and_sorted():
     for choices in gemm.table().values():
         limits = [choice.max_m for choice in choices]
         assert limits == sorted(set(limits))
 
 
-def _row(max_m: int, plan: gemm.GemmPlan | None, n: int = 64, gated: bool = False) -> dict[str, object]:
-    return {"n": n, "k": 256, "gated": gated, "max_m": max_m, "plan": plan and asdict(plan)}
+def _row(max_m: int, plan: gemm.GemmPlan | None, n: int = 64, ending: str = "sum") -> dict[str, object]:
+    return {"n": n, "k": 256, "ending": ending, "max_m": max_m, "plan": plan and asdict(plan)}
 
 
 def test_plan_is_the_first_that_covers_m(tmp_path, monkeypatch):
     path = tmp_path / "table.json"
-    fused = replace(PLAN, splits=1, swiglu=True)
-    path.write_text(json.dumps({"choices": [_row(64, None), _row(16, PLAN), _row(32, fused, gated=True)]}))
+    fused = replace(PLAN, splits=1, fused="swiglu")
+    rows = [_row(64, None), _row(16, PLAN), _row(32, fused, ending="swiglu")]
+    path.write_text(json.dumps({"choices": rows}))
     choices = gemm.read_table(path)
     monkeypatch.setattr(gemm, "table", lambda: choices)
     assert gemm.gemm_plan(1, 64, 256) == gemm.gemm_plan(16, 64, 256) == PLAN
     assert gemm.gemm_plan(17, 64, 256) is None
     assert gemm.gemm_plan(65, 64, 256) is None
     assert gemm.gemm_plan(16, 64, 512) is None
-    assert gemm.gemm_plan(32, 64, 256, gated=True) == fused
-    assert gemm.partial_elements((64, 256, False)) == 2 * 16 * 64
-    assert gemm.partial_elements((64, 512, False)) == 0
-    assert gemm.row_counts([(64, 256, False), (64, 256, True)]) == [16, 32, 64, 65]
-    assert gemm.row_counts([(1, 1, False)]) == [1]
+    assert gemm.gemm_plan(32, 64, 256, "swiglu") == fused
+    assert gemm.partial_elements((64, 256, "sum")) == 2 * 16 * 64
+    assert gemm.partial_elements((64, 512, "sum")) == 0
+    assert gemm.plan_rows([(64, 256, "sum"), (64, 256, "swiglu")]) == [16, 32, 64]
+    assert gemm.plan_rows([(1, 1, "sum")]) == []
 
 
 @pytest.mark.parametrize(
-    ("n", "plan"), [(48, PLAN), (64, replace(PLAN, block_k=256)), (96, replace(PLAN, splits=1, swiglu=True))]
+    ("n", "plan"),
+    [
+        (48, PLAN),
+        (64, replace(PLAN, block_k=256)),
+        (96, replace(PLAN, splits=1, fused="swiglu")),
+        (64, replace(PLAN, fused="gelu")),  # GELU of partial sums
+    ],
 )
 def test_plan_that_does_not_fit_is_refused(n, plan, tmp_path):
     path = tmp_path / "table.json"

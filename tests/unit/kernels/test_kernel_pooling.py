@@ -14,7 +14,7 @@ from rose.kernels.jit import pooling as jit
 from rose.kernels.norm import RmsNorm
 
 DTYPES = [torch.float32, torch.bfloat16]
-LENGTHS = [[1], [5, 0, 9], [0, 37, 2, 0]]
+LENGTHS = [[1], [5, 0, 9], [0, 37, 2, 0], [150]]
 
 
 def _offsets(lengths: list[int], device: str) -> torch.Tensor:
@@ -104,6 +104,27 @@ def test_gather_rows(which, dtype, device, poisoned):
     _check(plain, expected)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("which", ["first", "last"])
+def test_pick_rows_and_pool_them(which, dtype, device, poisoned):
+    lengths = [2, 0, 1, 4]
+    wide, narrow = (torch.randn(9, width, device=device).to(dtype) for width in (72, 40))
+    offsets = _offsets(lengths, device)
+    picked = poisoned(5, 72, dtype=dtype), poisoned(5, 40, dtype=dtype)
+    jit.pick_rows((wide, narrow), offsets, which, tuple(out[:4] for out in picked))
+    plain = torch.empty(4, 72, dtype=dtype), torch.empty(4, 40, dtype=dtype)
+    pooling.pick_rows((wide.cpu(), narrow.cpu()), offsets.cpu(), which, plain)
+    for source, out, other in zip((wide, narrow), picked, plain, strict=True):
+        expected = _pooled(source, lengths, which).to(dtype)
+        assert torch.equal(out[:4].cpu(), expected) and torch.equal(other, expected)
+        assert out[4].isnan().all()
+    outputs = _outputs(poisoned, 4, 40, True)
+    picked[1][1] = 5  # whatever an empty sequence's row holds, its vector is zero
+    jit.gather_rows(picked[1][:4], offsets, "only", outputs)
+    _check(outputs, _pooled(narrow, lengths, which))
+    pooling.gather_rows(picked[1][:4].cpu(), offsets.cpu(), "only", Outputs(torch.empty(4, 40)))
+
+
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any))
 def test_same_bits_alone_and_beside_others(lengths):
@@ -142,6 +163,8 @@ def test_parts_fit_the_scratch(num_seqs):
         parts = jit.parts_for(num_seqs, tokens, pooling.SCRATCH_ROWS)
         assert 1 <= parts <= 128
         assert parts == 1 or parts * num_seqs <= pooling.SCRATCH_ROWS
+    assert jit.parts_for(1, 32, pooling.SCRATCH_ROWS) == 1
+    assert jit.parts_for(1, 512, pooling.SCRATCH_ROWS) == 128
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # to infinity, whose tanh is 1

@@ -80,20 +80,20 @@ def test_candidates_hold_what_was_best_on_an_h200():
 @pytest.fixture
 def table(tmp_path):
     path = tmp_path / "table.json"
-    row = {"n": 4096, "k": 1024, "gated": False, "max_m": 16, "plan": asdict(TRITON), "skinny": asdict(QKV)}
+    row = {"n": 4096, "k": 1024, "ending": "sum", "max_m": 16, "plan": asdict(TRITON), "skinny": asdict(QKV)}
     path.write_text(json.dumps({"choices": [row, {**row, "max_m": 64, "plan": None, "skinny": None}]}))
     return path
 
 
 def test_the_table_gives_skinny_plans_only_where_there_are_kernels(table, monkeypatch):
-    key = (4096, 1024, False)
+    key = (4096, 1024, "sum")
     for skinny, plan in ((False, TRITON), (True, QKV)):
         choices = gemm.read_table(table, skinny)
         monkeypatch.setattr(gemm, "table", lambda choices=choices: choices)
         assert gemm.gemm_plan(16, *key) == plan
         assert gemm.gemm_plan(17, *key) is None
-        assert gemm.launches_early(16, [key, (1, 1, True)]) is skinny
-        assert not gemm.launches_early(17, [key])
+        assert gemm.fetches_early(16, [key, (1, 1, "swiglu")]) is skinny
+        assert not gemm.fetches_early(17, [key])
         assert gemm.partial_elements(key) == plan.splits * 16 * 4096
 
 
@@ -106,7 +106,8 @@ def test_a_skinny_plan_that_does_not_fit_is_refused_when_it_would_be_used(table)
 
 def test_the_tuner_notes_a_skinny_plan_beside_the_best_without_it(monkeypatch, tmp_path):
     shape = next(shape for shape in tune_gemm.SHAPES if shape.name == "pplx qkv")
-    one = tune_gemm.Problem(shape, torch.zeros(16, shape.k), (), lambda product: None, torch.zeros(0))
+    none = torch.zeros(0)
+    one = tune_gemm.Problem(shape, torch.zeros(16, shape.k), (), lambda product: None, none, none)
     us = {TRITON: 6.0, QKV: 4.0}
 
     def fake(enqueue) -> float:
@@ -125,7 +126,7 @@ def test_the_tuner_notes_a_skinny_plan_beside_the_best_without_it(monkeypatch, t
     assert merged == [line, {**without, "max_m": 32}]
     tune_gemm.write(tmp_path / "table.json", merged)
     choices = gemm.read_table(tmp_path / "table.json", skinny=True)
-    assert [choice.plan for choice in choices[shape.n, shape.k, False]] == [QKV, TRITON]
+    assert [choice.plan for choice in choices[shape.n, shape.k, "sum"]] == [QKV, TRITON]
 
 
 def test_skinny_only_keeps_the_plans_that_are_known(monkeypatch, table):
@@ -137,7 +138,7 @@ def test_skinny_only_keeps_the_plans_that_are_known(monkeypatch, table):
         tune_gemm,
         "problem",
         lambda shape, m, weights: tune_gemm.Problem(
-            shape, torch.zeros(m, shape.k), weights, lambda product: None, torch.zeros(0)
+            shape, torch.zeros(m, shape.k), weights, lambda product: None, torch.zeros(0), torch.zeros(0)
         ),
     )
 

@@ -53,6 +53,7 @@ def test_buffers_are_those_that_were_made(models: tuple[BertModel, BertModel]) -
     """A captured graph replays on fixed addresses: rows() must give views, never copies."""
     buffers = models[1]._buffers
     rows = buffers.rows(7)
+    assert rows.partials is buffers.partials
     for name in ("hidden", "attended", "context", "dense", "qkv", "wide"):
         whole, part = getattr(buffers, name), getattr(rows, name)
         assert part.shape[0] == 7 and part.data_ptr() == whole.data_ptr()

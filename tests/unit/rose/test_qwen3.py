@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -18,8 +17,6 @@ from rose.batch import RaggedBatch
 from rose.config import ModelConfig
 from rose.device_batch import DeviceBatch, Outputs
 from rose.errors import ModelLoadError
-from rose.kernels.gemm import MAX_ROWS
-from rose.layers import workspace
 from rose.models.qwen3 import Qwen3Model
 from rose.reference import reference_vectors
 from rose.weights import MappedWeights
@@ -84,20 +81,21 @@ def _model(config: ModelConfig, state: dict[str, torch.Tensor]) -> Qwen3Model:
     return Qwen3Model(config, MappedWeights(state, "memory"), torch.float32, CPU, 256)
 
 
-def _run(model: Qwen3Model, sequences: list[np.ndarray]) -> Outputs:
+def _run(model: Qwen3Model, sequences: list[np.ndarray], empty: int = 0) -> Outputs:
     batch = RaggedBatch.pack(sequences)
+    offsets = np.pad(batch.cu_seqlens, (0, empty), mode="edge")
     attention = SdpaAttention(model.attention_spec)
-    attention.plan(batch.cu_seqlens, batch.num_tokens, 0)
-    vectors = torch.full((batch.num_seqs, CONFIG.hidden_size), float("nan"))
+    attention.plan(offsets, batch.num_tokens, 0)
+    vectors = torch.full((batch.num_seqs + empty, CONFIG.hidden_size), float("nan"))
     int8 = torch.full(vectors.shape, 77, dtype=torch.int8) if model.config.quantizer else None
     outputs = Outputs(vectors, int8)
     with torch.inference_mode():
         model.forward(
             DeviceBatch(
                 input_ids=torch.from_numpy(batch.input_ids),
-                cu_seqlens=torch.from_numpy(batch.cu_seqlens),
+                cu_seqlens=torch.from_numpy(offsets),
                 token_type_ids=None,
-                host_cu_seqlens=batch.cu_seqlens,
+                host_cu_seqlens=offsets,
                 max_seqlen=max(map(len, sequences)),
                 attention=attention,
             ),
@@ -146,26 +144,15 @@ def test_alone_as_packed(state, lengths, seed):
     torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("config", [CONFIG, CAUSAL], ids=["mean", "last"])
-def test_long_batches_in_passes(config, state, monkeypatch):
-    """Cut into passes, sequences and all, a batch gives what it gives in one."""
-    sequences = _sequences([60, 1, 64, 64, 60])
-    whole = _run(_model(config, state), sequences).vectors
-    monkeypatch.setattr(workspace, "PASS_ROWS", 128)
-    assert len(workspace.passes(249)) == 2
-    torch.testing.assert_close(_run(_model(config, state), sequences).vectors, whole, rtol=1e-4, atol=1e-5)
-
-
-@given(st.integers(1, 400_000))
-def test_passes_cover_all_rows_and_none_is_short(num_tokens):
-    parts = workspace.passes(num_tokens)
-    assert parts[0][0] == 0 and parts[-1][1] == num_tokens
-    assert all(stop == start for (_, stop), (start, _) in pairwise(parts))
-    lengths = [stop - start for start, stop in parts]
-    assert max(lengths) <= workspace.PASS_ROWS
-    if len(parts) > 1:
-        assert min(lengths) > MAX_ROWS
-        assert all(start % 128 == 0 for start, _ in parts)
+@pytest.mark.parametrize("pooling", ["cls", "last"])
+def test_more_sequences_than_rows(pooling, state):
+    """Padding with empty sequences may make so many; every vector is still its own, and theirs are zero."""
+    model = _model(replace(CAUSAL, pooling=pooling), state)
+    sequences = _sequences([1, 2])
+    few, many = _run(model, sequences).vectors, _run(model, sequences, empty=3).vectors
+    assert many.shape[0] == 5 > sum(map(len, sequences))
+    torch.testing.assert_close(many[:2], few, rtol=1e-4, atol=1e-5)
+    assert not many[2:].any() and few.all()
 
 
 def test_prefix_of_a_causal_sequence_gives_the_prefix(state):
