@@ -7,6 +7,7 @@ model's own size. Names are Hugging Face's; knows no architecture.
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 # Heads wrap the encoder under one of these names; sentence-transformers saves the bare encoder.
-_PREFIXES = ("", "model.", "bert.", "roberta.")
+_PREFIXES = ("", "model.", "bert.", "roberta.", "nomic_bert.")
+# Whatever a family calls its norms: "LayerNorm", "attn_norm", "norm1", "emb_ln", "input_layernorm".
+_NORM_WEIGHT = re.compile(r"(norm\d?|_ln)\.weight$", re.IGNORECASE)
 _FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -42,6 +45,10 @@ class WeightSource(Protocol):
         Raises:
             ModelLoadError: it is missing, or its shape is not `shape`; the message names tensor and folder.
         """
+        ...
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of this name."""
         ...
 
 
@@ -68,14 +75,24 @@ class MappedWeights:
             )
         return tensor
 
+    def has(self, name: str) -> bool:
+        """See WeightSource.has."""
+        return self._spelling(name) is not None
+
     def _find(self, name: str) -> str:
+        found = self._spelling(name)
+        if found is None:
+            raise ModelLoadError(f"{self._origin}: tensor {name!r} is missing from its weights")
+        return found
+
+    def _spelling(self, name: str) -> str | None:
         """The stored spelling of `name`: any prefix, and LayerNorm.gamma/beta as the first BERTs had it."""
         old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
         for spelling in (name, old):
             for prefix in _PREFIXES:
                 if prefix + spelling in self._tensors:
                     return prefix + spelling
-        raise ModelLoadError(f"{self._origin}: tensor {name!r} is missing from its weights")
+        return None
 
 
 class DummyWeights:
@@ -89,9 +106,13 @@ class DummyWeights:
         self._seed = seed
         self._device = torch.device(device)
 
+    def has(self, name: str) -> bool:
+        """See WeightSource.has; there is every tensor."""
+        return True
+
     def tensor(self, name: str, shape: Shape) -> torch.Tensor:
         """See WeightSource.tensor; never fails."""
-        if name.lower().endswith("norm.weight"):
+        if _NORM_WEIGHT.search(name):
             return torch.ones(shape, device=self._device)
         generator = torch.Generator(self._device)
         generator.manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))  # the CPU's takes 32 bits only

@@ -33,6 +33,8 @@ def _default_head_dim(fields: Fields) -> int:
 
 
 def _read(architecture: Architecture, fields: Fields, head: Head, head_dim: int) -> ModelConfig:
+    if head.pooling not in ("mean", "cls", "last"):
+        raise fields.refuse(f"pooling {head.pooling} is not supported for this architecture")
     fields.require("hidden_act", "silu")
     num_heads = fields.integer("num_attention_heads")
     max_positions = fields.integer("max_position_embeddings")

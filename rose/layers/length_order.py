@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
+from rose.device_batch import Outputs
 
 if TYPE_CHECKING:
     from rose.device_batch import DeviceBatch
@@ -36,3 +39,17 @@ def sorted_by_length(batch: DeviceBatch) -> tuple[DeviceBatch, torch.Tensor | No
         host_cu_seqlens=sorted_offsets,
     )
     return reordered, torch.from_numpy(order)
+
+
+def run_by_length(batch: DeviceBatch, outputs: Outputs, run: Callable[[DeviceBatch, Outputs], None]) -> None:
+    """`run` a forward on the batch in order of length, and put its rows back where they belong."""
+    by_length, rows = sorted_by_length(batch)
+    if rows is None:
+        run(batch, outputs)
+        return
+    int8 = None if outputs.int8 is None else torch.empty_like(outputs.int8)
+    found = Outputs(torch.empty_like(outputs.vectors), int8)
+    run(by_length, found)
+    outputs.vectors[rows] = found.vectors
+    if outputs.int8 is not None and found.int8 is not None:
+        outputs.int8[rows] = found.int8

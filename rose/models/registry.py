@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 # By ModelConfig.architecture. Only the model that is built is imported.
 _MODELS = {
     "bert": ("rose.models.bert", "BertModel"),
+    "nomic_bert": ("rose.models.nomic_bert", "NomicBertModel"),
+    "modernbert": ("rose.models.modernbert", "ModernBertModel"),
+    "gemma3": ("rose.models.gemma3", "Gemma3Model"),
     "qwen3": ("rose.models.qwen3", "Qwen3Model"),
+    "qwen2": ("rose.models.qwen3", "Qwen3Model"),
+    "llama": ("rose.models.qwen3", "Qwen3Model"),
 }
 
 

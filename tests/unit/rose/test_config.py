@@ -134,7 +134,8 @@ def test_packaged_minilm_reads_as_its_preset() -> None:
 )
 def test_both_spellings_of_pooling(tmp_path: Path, pooling: object, expected: str) -> None:
     modules = ["sentence_transformers.base.modules.transformer.Transformer", TODAY + "Pooling"]
-    config = load_config(_folder(tmp_path, BERT, modules, pooling))
+    fields = BERT | {"architectures": ["NomicBertModel"], "hidden_act": "silu"}
+    config = load_config(_folder(tmp_path, fields, modules, pooling))
     assert (config.pooling, config.normalize) == (expected, False)
 
 
@@ -142,6 +143,7 @@ def test_both_spellings_of_pooling(tmp_path: Path, pooling: object, expected: st
     ("pooling", "named"),
     [
         ({"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt_len_tokens"),
+        ({"pooling_mode": "max"}, "pooling max is not supported for this architecture"),
         ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "mean_tokens"),
         ({"pooling_mode": "mean", "include_prompt": False}, "include_prompt"),
         ({}, "pooling"),

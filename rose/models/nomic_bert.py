@@ -1,0 +1,113 @@
+"""Nomic BERT (nomic-embed-text): BERT with rotation, SwiGLU and no biases. Wiring only.
+
+Source: Nussbaum et al., arXiv 2402.01613; transformers' modeling_nomic_bert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rose.heads.pooled import PooledHead
+from rose.kernels.embedding import BertTables, embed_bert, write_positions
+from rose.kernels.norm import LayerNorm, add_layer_norm
+from rose.layers.activations import ActivationMemory, Activations
+from rose.layers.length_order import run_by_length
+from rose.layers.linear import Linear
+from rose.layers.rotary import GatedUnit, RotaryAttention, attention_spec, layer_ropes
+from rose.layers.tensors import TensorReader
+
+if TYPE_CHECKING:
+    import torch
+
+    from rose.config import ModelConfig
+    from rose.device_batch import DeviceBatch, Outputs
+    from rose.kernels.rope import QkRope
+    from rose.weights import WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    attention: RotaryAttention
+    attention_norm: LayerNorm
+    mlp: GatedUnit
+    mlp_norm: LayerNorm
+
+    def __call__(self, batch: DeviceBatch, rows: Activations) -> None:
+        """rows.hidden through the layer."""
+        hidden = rows.hidden
+        add_layer_norm(self.attention(hidden, batch, rows), hidden, None, self.attention_norm, hidden)
+        add_layer_norm(self.mlp(hidden, rows), hidden, None, self.mlp_norm, hidden)
+
+
+class NomicBertModel:
+    """Token ids to pooled vectors. On a GPU a forward neither allocates nor waits, so it may be captured."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: WeightSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_tokens: int,
+    ) -> None:
+        self.config = config
+        self.attention_spec = attention_spec(config, dtype, device)
+        read = TensorReader(weights, dtype, device)
+        # The published files' own names, else those that transformers has given them.
+        own = read.has("emb_ln.weight")
+        norm = read.layer_norm(
+            "emb_ln" if own else "embeddings.LayerNorm", config.hidden_size, config.norm_eps
+        )
+        word = read("embeddings.word_embeddings.weight", config.vocab_size, config.hidden_size)
+        types = read("embeddings.token_type_embeddings.weight", config.type_vocab_size, config.hidden_size)
+        self._tables = BertTables(word, None, types, norm)
+        layer = _own_layer if own else _renamed_layer
+        ropes = layer_ropes(config, device)
+        self._layers = [layer(read, config, index, rope) for index, rope in enumerate(ropes)]
+        self._head = PooledHead(config, device)
+        self._memory = ActivationMemory(config, max_tokens, dtype, device)
+
+    def forward(self, batch: DeviceBatch, outputs: Outputs) -> None:
+        """Write the pooled vectors of `batch`, a row a sequence, to `outputs`."""
+        if self.attention_spec.device.type == "cpu":
+            run_by_length(batch, outputs, self._run)
+        else:
+            self._run(batch, outputs)
+
+    def _run(self, batch: DeviceBatch, outputs: Outputs) -> None:
+        rows = self._memory.rows(batch.num_tokens)
+        embed_bert(batch.input_ids, batch.cu_seqlens, batch.token_type_ids, self._tables, rows.hidden)
+        write_positions(batch.cu_seqlens, rows.positions)
+        for layer in self._layers:
+            layer(batch, rows)
+        self._head(rows.hidden, batch.cu_seqlens, outputs)
+
+
+def _own_layer(read: TensorReader, config: ModelConfig, index: int, rope: QkRope) -> _Layer:
+    """Of the published files, which have q, k and v in one, and call the gate fc12."""
+    size, inner, name = config.hidden_size, config.intermediate_size, f"encoder.layers.{index}"
+    gate_up = read.stacked({f"{name}.mlp.fc12": inner, f"{name}.mlp.fc11": inner}, size)
+    qkv, output = (
+        read.linear(f"{name}.attn.Wqkv", 3 * size, size),
+        read.linear(f"{name}.attn.out_proj", size, size),
+    )
+    return _Layer(
+        attention=RotaryAttention(qkv, rope, output),
+        attention_norm=read.layer_norm(f"{name}.norm1", size, config.norm_eps),
+        mlp=GatedUnit(Linear(gate_up), read.linear(f"{name}.mlp.fc2", size, inner), "silu"),
+        mlp_norm=read.layer_norm(f"{name}.norm2", size, config.norm_eps),
+    )
+
+
+def _renamed_layer(read: TensorReader, config: ModelConfig, index: int, rope: QkRope) -> _Layer:
+    size, inner, name = config.hidden_size, config.intermediate_size, f"layers.{index}"
+    qkv = read.stacked({f"{name}.self_attn.{part}_proj": size for part in "qkv"}, size)
+    gate_up = read.stacked({f"{name}.mlp.{part}_proj": inner for part in ("gate", "up")}, size)
+    output = read.linear(f"{name}.self_attn.o_proj", size, size)
+    return _Layer(
+        attention=RotaryAttention(Linear(qkv), rope, output),
+        attention_norm=read.layer_norm(f"{name}.post_attention_layernorm", size, config.norm_eps),
+        mlp=GatedUnit(Linear(gate_up), read.linear(f"{name}.mlp.down_proj", size, inner), "silu"),
+        mlp_norm=read.layer_norm(f"{name}.post_mlp_layernorm", size, config.norm_eps),
+    )
