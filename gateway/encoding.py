@@ -43,9 +43,8 @@ def finish(vectors: Float32, dimensions: int, normalize: bool) -> Float32:
         ApiError: NON_FINITE_OUTPUT, naming the first row that holds a NaN or an infinity.
     """
     rows = vectors[:, :dimensions]
-    if len(rows) == 1:  # most requests; these calls take 5 µs, those below 9
-        with np.errstate(all="ignore"):
-            square = float(rows[0].dot(rows[0]))
+    if len(rows) == 1:  # most requests; these calls take 6 µs, those below 13
+        square = float(np.vdot(rows, rows))  # unlike the other products, it warns of no overflow
         if _SMALL_SQUARE < square < _LARGE_SQUARE:
             return np.ascontiguousarray(rows / math.sqrt(square) if normalize else rows, _FLOAT32)
     with np.errstate(all="ignore"):
