@@ -69,7 +69,9 @@ class TransformersReference:
             from transformers.utils import logging
         except ImportError as error:
             raise LoadgenError("--check with a folder needs the packages transformers and torch") from error
-        logging.disable_progress_bar()
+        # Its own progress bar would write over ours.
+        untyped: Any = logging
+        untyped.disable_progress_bar()
         try:
             self._model: Any = AutoModel.from_pretrained(folder, dtype="float32").eval().requires_grad_(False)
             self._tokenizer: Any = None

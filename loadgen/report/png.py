@@ -23,11 +23,8 @@ def write(chart: Chart, path: Path) -> bool:
     for number, series in enumerate(chart.series):
         x, y = [p[0] for p in series.points], [p[1] for p in series.points]
         marker = "o" if len(x) <= 30 else ""
-        style = {
-            "color": COLOURS[number % len(COLOURS)],
-            "linestyle": STYLES[number // len(COLOURS) % len(STYLES)],
-        }
-        axes.plot(x, y, label=series.name, marker=marker, markersize=3, **style)
+        colour, dash = COLOURS[number % len(COLOURS)], STYLES[number // len(COLOURS) % len(STYLES)]
+        axes.plot(x, y, label=series.name, marker=marker, markersize=3, color=colour, linestyle=dash)
         if series.marked is not None:
             axes.annotate(series.marked[1], series.marked[0], xytext=(8, -14), textcoords="offset points")
     axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
