@@ -64,14 +64,33 @@ class Info:
                 "max_items": options.max_items,
                 "max_request_tokens": options.max_request_tokens,
                 "max_body_bytes": options.max_body_bytes,
+                "max_outstanding_requests": options.max_outstanding_requests,
                 "request_timeout_s": options.request_timeout_s,
             },
+            **_tei_fields(info, options),
         }
         self._describe = describe
 
     def __call__(self) -> Answer:
         """The page."""
         return Answer(encode({**self._static, **self._describe()}, Media.JSON), Media.JSON.value)
+
+
+def _tei_fields(info: EngineInfo, options: GatewayOptions) -> dict[str, object]:
+    """What TEI's clients look for, under its names."""
+    return {
+        "model_id": info.model,
+        "model_sha": None,
+        "model_dtype": info.dtype,
+        "model_type": {"embedding": {"pooling": info.pooling}},
+        "max_concurrent_requests": options.max_outstanding_requests,
+        "max_input_length": max_tokens(info),
+        "max_batch_tokens": info.max_batch_tokens,
+        "max_batch_requests": info.max_batch_seqs,
+        "max_client_batch_size": options.max_items,
+        "auto_truncate": False,
+        "tokenization_workers": options.tokenizer_threads,
+    }
 
 
 def _status(status: str) -> Answer:

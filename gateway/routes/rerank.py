@@ -116,15 +116,17 @@ class Rerank:
         request = decode(RerankRequest, call.body, call.media)
         if request.documents is None:
             with speaking(ErrorShape.TEI):
-                texts = _texts(request)
+                texts, top = _texts(request), _top(request)
                 scored = await self._scorer.score(_job(request, texts, call))
-                return _answer(call, _tei(request, texts, scored), figures(scored.work))
+                shown = texts if request.return_text else None
+                return _answer(call, _tei(shown, scored, top), figures(scored.work))
         with speaking(self._other):
             model = self._names.read(request.model)
-            texts = _texts(request)
+            texts, top = _texts(request), _top(request)
             scored = await self._scorer.score(_job(request, texts, call))
             render = _common if request.truncation is None else _voyage
-            return _answer(call, render(request, texts, scored, model), figures(scored.work))
+            shown = texts if request.return_documents else None
+            return _answer(call, render(shown, scored, top, model), figures(scored.work))
 
 
 def _texts(request: RerankRequest) -> list[str]:
@@ -169,35 +171,35 @@ def _top(request: RerankRequest) -> int | None:
     return count
 
 
-def _tei(request: RerankRequest, texts: list[str], scored: Scored) -> Encodable:
-    shown = bool(request.return_text)
+def _tei(shown: list[str] | None, scored: Scored, top: int | None) -> Encodable:
     return [
-        TEIRank(index=i, score=float(scored.scores[i]), text=texts[i] if shown else None)
-        for i in scored.best(_top(request))
+        TEIRank(index=i, score=float(scored.scores[i]), text=shown[i] if shown else None)
+        for i in scored.best(top)
     ]
 
 
-def _common(request: RerankRequest, texts: list[str], scored: Scored, model: str) -> Encodable:
-    shown = bool(request.return_documents)
+def _common(shown: list[str] | None, scored: Scored, top: int | None, model: str) -> Encodable:
     results = [
         RerankResult(
             index=i,
             relevance_score=float(scored.scores[i]),
-            document=Document(text=texts[i]) if shown else None,
+            document=Document(text=shown[i]) if shown else None,
         )
-        for i in scored.best(_top(request))
+        for i in scored.best(top)
     ]
-    meta = Meta(billed_units=BilledUnits(search_units=1))
     return RerankResponse(
-        id=new_id("rerank"), model=model, results=results, usage=usage(scored.work), meta=meta
+        id=new_id("rerank"),
+        model=model,
+        results=results,
+        usage=usage(scored.work),
+        meta=Meta(billed_units=BilledUnits(search_units=1)),
     )
 
 
-def _voyage(request: RerankRequest, texts: list[str], scored: Scored, model: str) -> Encodable:
-    shown = bool(request.return_documents)
+def _voyage(shown: list[str] | None, scored: Scored, top: int | None, model: str) -> Encodable:
     results = [
-        VoyageResult(index=i, relevance_score=float(scored.scores[i]), document=texts[i] if shown else None)
-        for i in scored.best(_top(request))
+        VoyageResult(index=i, relevance_score=float(scored.scores[i]), document=shown[i] if shown else None)
+        for i in scored.best(top)
     ]
     return VoyageResponse(data=results, model=model, usage=usage(scored.work))
 

@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 import numpy as np
 from aiohttp import web
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from gateway.app import create_app
 from gateway.listener import listen
@@ -35,6 +35,7 @@ def byte_tokenizer() -> HuggingFaceTokenizer:
     vocab = {character: index for index, character in enumerate(alphabet)} | {"<s>": BOS, "</s>": EOS}
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
     backend.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", BOS), ("</s>", EOS)]
     )

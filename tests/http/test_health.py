@@ -64,6 +64,7 @@ async def test_info_tells_model_limits_and_what_the_server_adds(server: Served) 
         "max_items": 2048,
         "max_request_tokens": 1_048_576,
         "max_body_bytes": GatewayOptions().max_body_bytes,
+        "max_outstanding_requests": 4096,
         "request_timeout_s": 300.0,
     }
 
