@@ -131,6 +131,38 @@ def open_weights(folder: Path) -> WeightSource:
     Raises:
         ModelLoadError: there are none, or a file is damaged or holds more than tensors.
     """
+    return FolderWeights(folder)
+
+
+class FolderWeights:
+    """Tensors of a model folder and of the module folders in it: "2_Dense/linear.weight" is of 2_Dense."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._parts = {"": _open_files(folder)}
+
+    def __repr__(self) -> str:
+        return f"FolderWeights({str(self._folder)!r})"
+
+    def has(self, name: str) -> bool:
+        """See WeightSource.has."""
+        part, name = self._part(name)
+        return part.has(name)
+
+    def tensor(self, name: str, shape: Shape) -> torch.Tensor:
+        """See WeightSource.tensor."""
+        part, name = self._part(name)
+        return part.tensor(name, shape)
+
+    def _part(self, name: str) -> tuple[MappedWeights, str]:
+        """The folder that `name` begins with, and its name there; tensors' own names have no slash."""
+        module, _, rest = name.rpartition("/")
+        if module not in self._parts:
+            self._parts[module] = _open_files(self._folder / module)
+        return self._parts[module], rest
+
+
+def _open_files(folder: Path) -> MappedWeights:
     path = next((folder / name for name in _FILES if (folder / name).is_file()), None)
     if path is None:
         raise ModelLoadError(

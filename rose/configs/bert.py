@@ -8,8 +8,6 @@ from rose.configs.model import Head, ModelConfig
 
 def read(fields: Fields, head: Head) -> ModelConfig:
     """From config.json; see `rose.config.load_config`."""
-    if head.pooling not in ("mean", "cls", "last"):
-        raise fields.refuse(f"pooling {head.pooling} is not supported for this architecture")
     fields.require("hidden_act", "gelu")
     fields.require("position_embedding_type", "absolute")
     if fields.get("is_decoder"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rose.kernels.pooling import gather_rows, mean_pool, pool_scratch
+from rose.kernels.segments import max_pool, weighted_mean_pool
 
 if TYPE_CHECKING:
     import torch
@@ -16,23 +17,28 @@ if TYPE_CHECKING:
 
 
 class EmbeddingHead:
-    """Mean, first or last token of each sequence's hidden states, as the model's config says.
+    """Of each sequence's hidden states the first, the last, the mean or the maximum, as the config says.
 
     Vectors are left as they are: cutting and normalising happen for each request, not for each batch.
-    which: the row that the model takes of each sequence, or None for the mean of all.
+    which: the row that the model takes of each sequence, or None if it takes all.
     """
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         named: dict[str, Which] = {"cls": "first", "last": "last"}
         self.which = named.get(config.pooling)
+        self._pooling = config.pooling
         self._scratch = pool_scratch(config.hidden_size, device)
 
     def __call__(self, hidden: Tensor, cu_seqlens: Tensor, which: Which | None, outputs: Outputs) -> None:
         """Write outputs.vectors f32[S, H], and outputs.int8 if it is there.
 
-        hidden: [T, H]; or [S, H] if which is "only". which: the row to take, None for the mean.
+        hidden: [T, H]; or [S, H] if which is "only". which: the row to take, None for all.
         """
-        if which is None:
-            mean_pool(hidden, cu_seqlens, outputs, self._scratch)
-        else:
+        if which is not None:
             gather_rows(hidden, cu_seqlens, which, outputs)
+        elif self._pooling == "max":
+            max_pool(hidden, cu_seqlens, outputs)
+        elif self._pooling == "weightedmean":
+            weighted_mean_pool(hidden, cu_seqlens, outputs)
+        else:
+            mean_pool(hidden, cu_seqlens, outputs, self._scratch)

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from rose.attention.base import AttentionSpec
-from rose.device_batch import DeviceBatch, Outputs
 from rose.heads.embedding import EmbeddingHead
 from rose.kernels.early import early_for, launching
 from rose.kernels.embedding import embed_bert
 from rose.kernels.gemm import fetches_early
 from rose.layers.compile_ahead import compile_ahead, row_counts
 from rose.layers.encoder import EncoderBuffers, EncoderReader, weight_keys
-from rose.layers.length_order import sorted_by_length
+from rose.layers.length_order import run_by_length
 
 if TYPE_CHECKING:
+    import torch
+
     from rose.config import ModelConfig
+    from rose.device_batch import DeviceBatch, Outputs
     from rose.weights import WeightSource
 
 
@@ -59,20 +59,12 @@ class BertModel:
 
     def forward(self, batch: DeviceBatch, outputs: Outputs) -> None:
         """Write the pooled vectors of `batch`, a row a sequence, to `outputs`."""
-        rows = None
         if self._on_cpu:
-            batch, rows = sorted_by_length(batch)
-        if rows is None:
-            fetches = fetches_early(batch.num_tokens, self._keys)
-            with launching(early_for(batch.num_tokens, fetches, self.attention_spec.device)):
-                self._run(batch, outputs)
+            run_by_length(batch, outputs, self._run)
             return
-        int8 = None if outputs.int8 is None else torch.empty_like(outputs.int8)
-        by_length = Outputs(torch.empty_like(outputs.vectors), int8)
-        self._run(batch, by_length)
-        outputs.vectors[rows] = by_length.vectors
-        if outputs.int8 is not None and by_length.int8 is not None:
-            outputs.int8[rows] = by_length.int8
+        fetches = fetches_early(batch.num_tokens, self._keys)
+        with launching(early_for(batch.num_tokens, fetches, self.attention_spec.device)):
+            self._run(batch, outputs)
 
     def _run(self, batch: DeviceBatch, outputs: Outputs) -> None:
         buffers, word = self._buffers.rows(batch.num_tokens), self._tables.word

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rose.heads.pooled import PooledHead
+from rose.heads.embedding import EmbeddingHead
 from rose.kernels.embedding import EmbeddedTokens, embed_tokens
 from rose.kernels.norm import RmsNorm, add_rms_norm, rms_norm
 from rose.layers.activations import ActivationMemory
@@ -56,7 +56,7 @@ class Gemma3Model:
         self._table = (table.to(device).float() * config.hidden_size**0.5).to(dtype)
         self._first_norm = self._norm("layers.0.input_layernorm")
         self._layers = [self._layer(index, rope) for index, rope in enumerate(layer_ropes(config, device))]
-        self._head = PooledHead(config, device)
+        self._head = EmbeddingHead(config, device)
         self._memory = ActivationMemory(config, max_tokens, dtype, device)
 
     def forward(self, batch: DeviceBatch, outputs: Outputs) -> None:
@@ -78,7 +78,7 @@ class Gemma3Model:
             widened = layer.mlp(hidden, rows)
             rms_norm(widened, layer.widened_norm, widened)
             add_rms_norm(widened, residual, layer.next_norm, hidden)
-        self._head(hidden, batch.cu_seqlens, outputs)
+        self._head(hidden, batch.cu_seqlens, self._head.which, outputs)
 
     def _norm(self, name: str) -> RmsNorm:
         """Gemma's factor is 1 + weight."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rose.heads.pooled import PooledHead
+from rose.heads.embedding import EmbeddingHead
 from rose.kernels.embedding import BertTables, embed_bert, write_positions
 from rose.kernels.norm import LayerNorm, add_pre_layer_norm
 from rose.layers.activations import ActivationMemory
@@ -54,7 +54,7 @@ class ModernBertModel:
         self._tables = BertTables(word, None, None, _norm(read, config, "embeddings.norm"))
         ropes = layer_ropes(config, device)
         self._layers = [_layer(read, config, spec, index, rope) for index, rope in enumerate(ropes)]
-        self._head = PooledHead(config, device)
+        self._head = EmbeddingHead(config, device)
         self._memory = ActivationMemory(config, max_tokens, dtype, device)
 
     def forward(self, batch: DeviceBatch, outputs: Outputs) -> None:
@@ -74,7 +74,7 @@ class ModernBertModel:
             add_pre_layer_norm(layer.attention(x, batch, rows), residual, None, layer.mlp_norm, hidden)
             add_pre_layer_norm(layer.mlp(hidden, rows), residual, None, layer.next_norm, hidden)
             x = hidden
-        self._head(hidden, batch.cu_seqlens, outputs)
+        self._head(hidden, batch.cu_seqlens, self._head.which, outputs)
 
 
 def _layer(read: TensorReader, config: ModelConfig, spec: AttentionSpec, index: int, rope: QkRope) -> _Layer:

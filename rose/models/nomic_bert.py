@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rose.heads.pooled import PooledHead
+from rose.heads.embedding import EmbeddingHead
 from rose.kernels.embedding import BertTables, embed_bert, write_positions
 from rose.kernels.norm import LayerNorm, add_layer_norm
 from rose.layers.activations import ActivationMemory, Activations
@@ -65,7 +65,7 @@ class NomicBertModel:
         layer = _own_layer if own else _renamed_layer
         ropes = layer_ropes(config, device)
         self._layers = [layer(read, config, index, rope) for index, rope in enumerate(ropes)]
-        self._head = PooledHead(config, device)
+        self._head = EmbeddingHead(config, device)
         self._memory = ActivationMemory(config, max_tokens, dtype, device)
 
     def forward(self, batch: DeviceBatch, outputs: Outputs) -> None:
@@ -81,7 +81,7 @@ class NomicBertModel:
         write_positions(batch.cu_seqlens, rows.positions)
         for layer in self._layers:
             layer(batch, rows)
-        self._head(rows.hidden, batch.cu_seqlens, outputs)
+        self._head(rows.hidden, batch.cu_seqlens, self._head.which, outputs)
 
 
 def _own_layer(read: TensorReader, config: ModelConfig, index: int, rope: QkRope) -> _Layer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Protocol
 
+from rose.heads.dense import dense_stages
 from rose.heads.score import score_stages
 from rose.models.staged import StagedModel
 
@@ -56,6 +57,8 @@ def build_model(
     """
     module, name = _MODELS[config.architecture]
     built: Model = getattr(importlib.import_module(module), name)(config, weights, dtype, device, max_tokens)
-    if config.scorer is None:
-        return built
-    return StagedModel(built, score_stages(config, weights, device))
+    if config.scorer is not None:
+        return StagedModel(built, score_stages(config, weights, device))
+    if config.dense:
+        return StagedModel(built, dense_stages(config, weights, device))
+    return built

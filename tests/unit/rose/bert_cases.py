@@ -82,7 +82,7 @@ def run(
 ) -> Outputs:
     """Ours on one packed batch; what it leaves unwritten stays NaN (int8: 77)."""
     batch = RaggedBatch.pack(sequences, types)
-    vectors = torch.full((batch.num_seqs, model.config.hidden_size), float("nan"))
+    vectors = torch.full((batch.num_seqs, model.config.dimensions), float("nan"))
     outputs = Outputs(vectors, torch.full(vectors.shape, 77, dtype=torch.int8) if quantize else None)
     device_batch = DeviceBatch(
         input_ids=torch.from_numpy(batch.input_ids),

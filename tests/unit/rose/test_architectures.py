@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sentence_transformers.base.modules.dense import Dense
 from transformers import (
     Gemma3TextConfig,
     Gemma3TextModel,
@@ -29,9 +30,11 @@ from transformers import (
 )
 
 from rose.config import load_config
+from rose.errors import ModelLoadError
 from tests.unit.rose.bert_cases import least_cosine, random_sequences, run
 from tests.unit.rose.parity import (
     LENGTHS,
+    add_modules,
     assert_same,
     oracle_hidden,
     our_model,
@@ -73,7 +76,7 @@ def edit(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max", "weightedmean"])
 def test_roberta(tmp_path: Path, pooling: str) -> None:
     oracle = RobertaModel(resized(RobertaConfig, pad_token_id=1, type_vocab_size=1), add_pooling_layer=False)
     assert_same(save_oracle(tmp_path, oracle, pooling), oracle)
@@ -250,3 +253,34 @@ def test_llama_and_mistral(tmp_path: Path, oracle: PreTrainedModel) -> None:
     folder = save_oracle(tmp_path, oracle, "last")
     assert load_config(folder).max_model_len == (96 if isinstance(oracle, MistralModel) else 128)
     assert_same(folder, oracle)
+
+
+def test_dense_modules_follow_the_pooling(tmp_path: Path) -> None:
+    """EmbeddingGemma's two: skipped, they once gave vectors that had nothing to do with the model's."""
+    oracle = gemma3(num_hidden_layers=2)
+    folder = save_oracle(tmp_path, oracle)
+    modules = [Dense(60, 90, bias=False, activation_function=torch.nn.Identity()), Dense(90, 20)]
+    names = ["2_Dense", "3_Dense"]
+    add_modules(
+        folder, {"1_Pooling": {"pooling_mode": "mean"}, "2_Dense": {}, "3_Dense": {}, "4_Normalize": {}}
+    )
+    for name, module in zip(names, modules, strict=True):
+        module.save(str(folder / name))
+    model = our_model(folder)
+    assert (model.config.dimensions, model.config.normalize) == (20, True)
+    sequences = random_sequences(model.config, LENGTHS)
+    features = {"sentence_embedding": torch.stack([oracle_hidden(oracle, ids).mean(0) for ids in sequences])}
+    with torch.no_grad():
+        for module in modules:
+            features = module(features)
+    vectors = run(model, sequences).vectors
+    torch.testing.assert_close(vectors, features["sentence_embedding"], rtol=1e-3, atol=1e-4)
+
+
+def test_a_dense_module_without_weights_is_named(tmp_path: Path) -> None:
+    folder = save_oracle(tmp_path, modernbert(num_hidden_layers=1))
+    add_modules(
+        folder, {"1_Pooling": {"pooling_mode": "mean"}, "2_Dense": {"in_features": 60, "out_features": 8}}
+    )
+    with pytest.raises(ModelLoadError, match="2_Dense: no weights"):
+        our_model(folder)

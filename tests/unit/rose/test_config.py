@@ -134,8 +134,7 @@ def test_packaged_minilm_reads_as_its_preset() -> None:
 )
 def test_both_spellings_of_pooling(tmp_path: Path, pooling: object, expected: str) -> None:
     modules = ["sentence_transformers.base.modules.transformer.Transformer", TODAY + "Pooling"]
-    fields = BERT | {"architectures": ["NomicBertModel"], "hidden_act": "silu"}
-    config = load_config(_folder(tmp_path, fields, modules, pooling))
+    config = load_config(_folder(tmp_path, BERT, modules, pooling))
     assert (config.pooling, config.normalize) == (expected, False)
 
 
@@ -143,7 +142,6 @@ def test_both_spellings_of_pooling(tmp_path: Path, pooling: object, expected: st
     ("pooling", "named"),
     [
         ({"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt_len_tokens"),
-        ({"pooling_mode": "max"}, "pooling max is not supported for this architecture"),
         ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "mean_tokens"),
         ({"pooling_mode": "mean", "include_prompt": False}, "include_prompt"),
         ({}, "pooling"),
@@ -151,6 +149,11 @@ def test_both_spellings_of_pooling(tmp_path: Path, pooling: object, expected: st
 )
 def test_other_poolings_are_refused(tmp_path: Path, pooling: object, named: str) -> None:
     assert named in _refusal(_folder(tmp_path, BERT, [ST + "Transformer", ST + "Pooling"], pooling))
+
+
+def test_decoders_pool_one_token_or_the_mean(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, QWEN3, [ST + "Transformer", ST + "Pooling"], {"pooling_mode": "max"})
+    assert "pooling max" in _refusal(folder)
 
 
 @pytest.mark.parametrize(
