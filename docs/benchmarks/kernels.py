@@ -1,10 +1,11 @@
-"""GPU time of every fused kernel and of whole forwards at pplx-embed-0.6b's shapes, inside CUDA graphs.
+"""GPU time of a model's fused kernels and of its whole forwards, inside CUDA graphs.
 
-    python3 docs/benchmarks/kernels.py --out DIR [--only kernels|forward|passes|programmatic]
+    python3 docs/benchmarks/kernels.py [--model pplx-embed|bge-m3] [--quick] [--out DIR]
 
-Writes DIR/kernels.json and prints the same as tables. A part that fails prints its error; the others go on.
-A kernel's time is the mean of 28 calls in one graph on the same tensors: as in a forward, small batches find
-their activations in the L2 cache. GB/s counts what the kernel must read and write once.
+Prints tables, and writes DIR/kernels.json. --quick: forwards only. A part that fails prints its error; the
+others go on. A kernel's time is the mean of 28 calls in one graph on the same tensors: as in a forward, small
+batches find their activations in the L2 cache. GB/s counts what the kernel must read and write once.
+Takes about half a minute on an H200.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -24,20 +27,23 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from rose.attention.backends import load_backends
-from rose.attention.base import AttentionBackend
-from rose.config import load_config
+from rose.attention.base import AttentionBackend, BatchShape
+from rose.attention.policy import choose
+from rose.config import ModelConfig, load_config
 from rose.device_batch import DeviceBatch, Outputs
 from rose.kernels import activation, embedding, norm, pooling, rope
+from rose.kernels.early import Early, early_for, launching
+from rose.kernels.gemm import fetches_early, gemm_plan
 from rose.kernels.timing import graph_us
-from rose.layers import workspace
-from rose.layers.decoder import DecoderLayer
-from rose.models.qwen3 import Qwen3Model
+from rose.models import bert, qwen3
 from rose.weights import DummyWeights
 
-PRESET = Path(__file__).resolve().parents[2] / "rose" / "presets" / "pplx-embed"
-TOKENS = (16, 128, 512, 4096, 16384, 51200)
+PRESETS = Path(__file__).resolve().parents[2] / "rose" / "presets"
+TOKENS = (16, 128, 256, 512, 1024, 4096, 51200)
 BATCHES = ((1, 16), (1, 64), (1, 128), (1, 256), (1, 512), (1, 4096), (16, 512), (32, 128), (100, 512))
-HIDDEN, INNER, WIDTH, LAYERS = 1024, 3072, 4096, 28
+CALLS = 28
+DEVICE = torch.device("cuda")
+Model = qwen3.Qwen3Model | bert.BertModel
 
 
 @dataclass(frozen=True)
@@ -51,64 +57,87 @@ class Kernel:
 
 def random(*shape: int) -> Tensor:
     """bf16 values around 1."""
-    return torch.randn(shape, device="cuda").bfloat16()
+    return torch.randn(shape, device=DEVICE).bfloat16()
 
 
 def offsets(num_seqs: int, length: int) -> Tensor:
     """i32[S+1] of equally long sequences."""
-    return torch.arange(num_seqs + 1, device="cuda", dtype=torch.int32) * length
+    return torch.arange(num_seqs + 1, device=DEVICE, dtype=torch.int32) * length
 
 
-def kernels(tokens: int) -> Iterator[Kernel]:
-    """Every kernel of the Qwen3 and BERT forwards at `tokens` rows."""
-    x, residual, out = (random(tokens, HIDDEN) for _ in range(3))
-    qkv, gate_up, gated = random(tokens, WIDTH), random(tokens, 2 * INNER), random(tokens, INNER)
-    rms = norm.RmsNorm(random(HIDDEN), 1e-6)
-    layer = norm.LayerNorm(random(HIDDEN), random(HIDDEN), 1e-5)
-    bias, length = random(WIDTH), min(tokens, 512)
+def decoder_kernels(config: ModelConfig, tokens: int) -> Iterator[Kernel]:
+    """Those of a Qwen3 forward."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    x, residual, out = (random(tokens, hidden) for _ in range(3))
+    qkv, gate_up, gated = random(tokens, width), random(tokens, 2 * inner), random(tokens, inner)
+    rms, length = norm.RmsNorm(random(hidden), 1e-6), min(tokens, 512)
     cu_seqlens = offsets(tokens // length, length)
-    row, ids = 2 * tokens * HIDDEN, torch.randint(0, 100_000, (tokens,), device="cuda").int()
-    positions = torch.zeros(tokens, dtype=torch.int32, device="cuda")
-    table = random(151_936, HIDDEN)
-    embedded = embedding.EmbeddedTokens(residual, out, positions)
+    row, ids = 2 * tokens * hidden, torch.randint(0, 100_000, (tokens,), device=DEVICE).int()
+    places = torch.arange(tokens, device=DEVICE).int() % length
+    table, embedded = random(config.vocab_size, hidden), embedding.EmbeddedTokens(residual, out, places)
     yield Kernel(
         "embed_tokens", lambda: embedding.embed_tokens(ids, cu_seqlens, table, rms, embedded), 3 * row
     )
     yield Kernel("add_rms_norm", lambda: norm.add_rms_norm(x, residual, rms, out), 4 * row)
     if tokens <= 512:
-        for splits in (4, 8):
-            partials = random(splits, tokens, HIDDEN)
-            call = lambda partials=partials: norm.add_rms_norm(partials, residual, rms, out)  # noqa: E731
-            yield Kernel(f"add_rms_norm of {splits} partials", call, (3 + splits) * row)
-    heads = rope.QkRope(16, 8, 128, 1e-6, random(2, 128), rope.rope_table(128, 1e6, 32768, "cuda"))
-    places = torch.arange(tokens, device="cuda").int() % length
-    yield Kernel("qk_norm_rope", lambda: rope.qk_norm_rope(qkv, places, heads, qkv), 6 * row)
-    yield Kernel("silu_mul", lambda: activation.silu_mul(gate_up, gated), 9 * row)
-    scratch = pooling.pool_scratch(HIDDEN, "cuda")
-    vectors = torch.zeros(len(cu_seqlens) - 1, HIDDEN, device="cuda")
+        partials = random(4, tokens, hidden)
+        yield Kernel("add_rms_norm of 4", lambda: norm.add_rms_norm(partials, residual, rms, out), 7 * row)
+    cos_sin = rope.rope_table(config.head_dim, 1e6, 4096, DEVICE)
+    weight = random(2, config.head_dim)
+    heads = rope.QkRope(config.num_heads, config.num_kv_heads, config.head_dim, 1e-6, weight, cos_sin)
+    rotated = 4 * tokens * heads.rotated_heads * config.head_dim
+    yield Kernel("qk_norm_rope", lambda: rope.qk_norm_rope(qkv, places, heads, qkv), rotated)
+    yield Kernel("silu_mul", lambda: activation.silu_mul(gate_up, gated), 6 * tokens * inner)
+    vectors = torch.zeros(len(cu_seqlens) - 1, hidden, device=DEVICE)
     outputs = Outputs(vectors, torch.zeros_like(vectors, dtype=torch.int8))
-    last = pooling.LastHidden(x, residual, rms)
+    last, scratch = pooling.LastHidden(x, residual, rms), pooling.pool_scratch(hidden, DEVICE)
     yield Kernel(
         "norm_mean_pool", lambda: pooling.norm_mean_pool(last, cu_seqlens, outputs, scratch), 2 * row
     )
-    yield Kernel("mean_pool", lambda: pooling.mean_pool(x, cu_seqlens, outputs, scratch), row)
     yield Kernel("norm_gather_rows", lambda: pooling.norm_gather_rows(last, cu_seqlens, "last", outputs), 0)
-    yield Kernel("bias_gelu 4096", lambda: activation.bias_gelu(qkv, bias, qkv), 8 * row)
+
+
+def encoder_kernels(config: ModelConfig, tokens: int) -> Iterator[Kernel]:
+    """Those of a BERT forward."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    x, residual, out = (random(tokens, hidden) for _ in range(3))
+    wide, bias, length = random(tokens, inner), random(inner), min(tokens, 512)
+    layer, cu_seqlens = (
+        norm.LayerNorm(random(hidden), random(hidden), 1e-5),
+        offsets(tokens // length, length),
+    )
+    row, ids = 2 * tokens * hidden, torch.randint(0, 100_000, (tokens,), device=DEVICE).int()
+    word, position, kind = random(config.vocab_size, hidden), random(600, hidden), random(2, hidden)
+    tables = embedding.BertTables(word, position, kind, layer, 2)
+    yield Kernel("embed_bert", lambda: embedding.embed_bert(ids, cu_seqlens, None, tables, out), 2 * row)
     yield Kernel("add_layer_norm", lambda: norm.add_layer_norm(x, residual, layer.bias, layer, out), 3 * row)
+    if tokens <= 512:
+        partials, sums = random(4, tokens, hidden), random(2, tokens, 3 * hidden)
+        call = lambda: norm.add_layer_norm(partials, residual, layer.bias, layer, out)  # noqa: E731
+        yield Kernel("add_layer_norm of 4", call, 6 * row)
+        packed, qkv_bias = random(tokens, 3 * hidden), random(3 * hidden)
+        yield Kernel("add_bias of 2", lambda: activation.add_bias(sums, qkv_bias, packed), 9 * row)
+    yield Kernel("bias_gelu", lambda: activation.bias_gelu(wide, bias, wide), 4 * tokens * inner)
+    vectors = torch.zeros(len(cu_seqlens) - 1, hidden, device=DEVICE)
+    scratch, picks = pooling.pool_scratch(hidden, DEVICE), (random(len(vectors), hidden), vectors.bfloat16())
+    yield Kernel("mean_pool", lambda: pooling.mean_pool(x, cu_seqlens, Outputs(vectors), scratch), row)
+    yield Kernel("pick_rows", lambda: pooling.pick_rows((x, residual), cu_seqlens, "first", picks), 0)
 
 
-def time_kernels() -> Iterator[dict[str, object]]:
+def time_kernels(config: ModelConfig) -> Iterator[dict[str, object]]:
     """A row a kernel and number of tokens."""
+    kernels = decoder_kernels if config.architecture == "qwen3" else encoder_kernels
     for tokens in TOKENS:
-        for kernel in kernels(tokens):
+        for kernel in kernels(config, tokens):
 
             def repeated(kernel: Kernel = kernel) -> None:
-                for _ in range(LAYERS):
+                for _ in range(CALLS):
                     kernel.call()
 
-            us = graph_us(repeated) / LAYERS
+            us = graph_us(repeated, replays=3 if tokens > 4096 else 10) / CALLS
             gbps = kernel.moved_bytes / us / 1e3
-            print(f"{tokens:6} tokens  {kernel.name:28} {us:9.2f} us  {gbps:7.0f} GB/s", flush=True)
+            print(f"{tokens:6} tokens  {kernel.name:20} {us:9.2f} us  {gbps:7.0f} GB/s", flush=True)
             yield {"tokens": tokens, "kernel": kernel.name, "us": round(us, 2), "gb_per_s": round(gbps)}
 
 
@@ -130,80 +159,76 @@ def batch_of(num_seqs: int, length: int, attention: AttentionBackend) -> DeviceB
     cu_seqlens = offsets(num_seqs, length)
     host = cu_seqlens.cpu().numpy()
     attention.plan(host, num_seqs * length, 0)
-    ids = torch.randint(0, 100_000, (num_seqs * length,), device="cuda").int()
+    ids = torch.randint(0, 100_000, (num_seqs * length,), device=DEVICE).int()
     return DeviceBatch(ids, cu_seqlens, None, host, length, attention)
 
 
-def products(model: Qwen3Model, tokens: int) -> None:
-    """The four products of every layer, nothing else (but SwiGLU, where a fused plan is chosen)."""
-    buffers = model._workspace.rows(tokens)
-    parts = [buffers.rows(start, stop) for start, stop in workspace.passes(tokens)]
-    layers: list[DecoderLayer] = model._layers
-    for layer in layers:
-        for rows in parts:
-            wide = rows.wide[: 2 * len(rows.hidden) * INNER].view(-1, 2 * INNER)
-            narrow = rows.narrow[: len(rows.hidden) * INNER].view(-1, INNER)
-            layer.qkv(rows.hidden, rows.qkv, rows.partials)
-            layer.output(rows.context, rows.hidden, rows.partials)
-            layer.gate_up._projection(rows.hidden, wide, rows.partials)
-            layer.down(narrow, rows.hidden, rows.partials)
+def products(model: Model, tokens: int) -> None:
+    """The four products of every layer with what is part of their kernels; BERT's with bias and GELU."""
+    with launching(early_for(tokens, fetches_early(tokens, model._keys), DEVICE)):
+        (encoder_products if isinstance(model, bert.BertModel) else decoder_products)(model, tokens)
 
 
-def time_forwards() -> Iterator[dict[str, object]]:
-    """A row a batch: whole forwards with each attention backend, without attention, and products alone."""
-    config = load_config(PRESET)
+def encoder_products(model: Any, tokens: int) -> None:
+    """Of a BertModel."""
+    buffers = model._buffers.rows(tokens)
+    for layer in model._layers:
+        layer.qkv(buffers.hidden, buffers.qkv, buffers.partials)
+        layer.attention_output._projection(buffers.context, buffers.dense, buffers.partials)
+        layer.widen(buffers.attended, buffers.wide, buffers.partials)
+        layer.output._projection(buffers.wide, buffers.dense, buffers.partials)
+
+
+def decoder_products(model: Any, tokens: int) -> None:
+    """Of a Qwen3Model; SwiGLU only where it is fused."""
+    rows = model._workspace.rows(tokens)
+    for layer in model._layers:
+        layer.qkv(rows.hidden, rows.qkv, rows.partials)
+        layer.output(rows.context, rows.hidden, rows.partials)
+        plan = gemm_plan(tokens, rows.wide.shape[1], rows.hidden.shape[1], "swiglu")
+        if plan is not None and plan.swiglu:
+            layer.gate_up(rows.hidden, rows.wide, rows.narrow, rows.partials)
+        else:
+            layer.gate_up._projection(rows.hidden, rows.wide, rows.partials)
+        layer.down(rows.narrow, rows.hidden, rows.partials)
+
+
+def time_batches(config: ModelConfig) -> Iterator[dict[str, object]]:
+    """A row a batch: the whole forward, without attention, and products alone."""
+    build: type[Model] = qwen3.Qwen3Model if config.architecture == "qwen3" else bert.BertModel
     longest = max(num_seqs * length for num_seqs, length in BATCHES)
-    model = Qwen3Model(config, DummyWeights(0, "cuda"), torch.bfloat16, torch.device("cuda"), longest)
+    model = build(config, DummyWeights(0, "cuda"), torch.bfloat16, DEVICE, longest)
     backends = load_backends(model.attention_spec, compile_missing=False)
-    print(f"attention backends: {', '.join(backends)}; {model._workspace}")
+    print(f"attention backends: {', '.join(backends)}")
     for num_seqs, length in BATCHES:
-        row = time_forward(model, backends, num_seqs, length)
+        row = time_batch(model, backends, num_seqs, length)
         print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
         yield row
 
 
-def time_forward(
-    model: Qwen3Model, backends: Mapping[str, AttentionBackend], num_seqs: int, length: int
+def time_batch(
+    model: Model, backends: Mapping[str, AttentionBackend], num_seqs: int, length: int
 ) -> dict[str, object]:
-    """Microseconds of one batch, whole and in parts."""
-    tokens = num_seqs * length
-    vectors = torch.zeros(num_seqs, HIDDEN, device="cuda")
-    outputs = Outputs(vectors, torch.zeros_like(vectors, dtype=torch.int8))
-    replays = 3 if tokens > 8192 else 10
-    row: dict[str, object] = {"batch": f"{num_seqs}x{length}"}
-    row["products_us"] = round(graph_us(lambda: products(model, tokens), replays), 1)
-    for name, backend in {"without_attention": NoAttention(), **backends}.items():
-        try:
-            batch = batch_of(num_seqs, length, backend)
-            row[f"{name}_us"] = round(graph_us(lambda: model.forward(batch, outputs), replays), 1)  # noqa: B023
-        except Exception as error:
-            print(f"{row['batch']} {name}: {type(error).__name__}: {str(error)[:200]}")
+    """Microseconds of one batch, whole and in parts; up to 256 tokens also without early launches."""
+    tokens, config = num_seqs * length, model.config
+    vectors = torch.zeros(num_seqs, config.hidden_size, device=DEVICE)
+    outputs = Outputs(vectors, torch.zeros_like(vectors, dtype=torch.int8) if config.quantizer else None)
+    name = choose(model.attention_spec, BatchShape(tokens, num_seqs, length), tuple(backends))
+    batch, bare = (batch_of(num_seqs, length, one) for one in (backends[name], NoAttention()))
+    replays = 2 if tokens > 8192 else 10
+
+    def timed(enqueue: Callable[[], object]) -> float:
+        return round(graph_us(enqueue, replays), 1)
+
+    row: dict[str, object] = {"batch": f"{num_seqs}x{length}", "attention": name}
+    row["us"] = timed(lambda: model.forward(batch, outputs))
+    row["without_attention_us"] = timed(lambda: model.forward(bare, outputs))
+    row["products_us"] = timed(lambda: products(model, tokens))
+    if tokens <= 256:
+        module = bert if isinstance(model, bert.BertModel) else qwen3
+        with patch.object(module, "early_for", lambda *batch: Early.NO):
+            row["no_early_launches_us"] = timed(lambda: model.forward(batch, outputs))
     return row
-
-
-def time_passes() -> Iterator[dict[str, object]]:
-    """Large batches with other lengths of a pass, attention left out."""
-    config = load_config(PRESET)
-    for pass_rows in (1024, 2048, 3072, 4096, 8192, 65536):
-        workspace.PASS_ROWS = pass_rows
-        model = Qwen3Model(config, DummyWeights(0, "cuda"), torch.bfloat16, torch.device("cuda"), 51200)
-        for num_seqs in (8, 16, 32, 100):
-            row = {"pass_rows": pass_rows, **time_forward(model, {}, num_seqs, 512)}
-            print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-            yield row
-        del model
-        torch.cuda.empty_cache()
-
-
-def time_programmatic() -> Iterator[dict[str, object]]:
-    """The forwards again, with kernels brought up while the one before still runs."""
-    from rose.kernels.jit.compile import programmatic
-
-    token = programmatic.set(True)
-    try:
-        yield from time_forwards()
-    finally:
-        programmatic.reset(token)
 
 
 def collected(rows: Iterator[dict[str, object]]) -> list[dict[str, object]]:
@@ -219,21 +244,19 @@ def collected(rows: Iterator[dict[str, object]]) -> list[dict[str, object]]:
 
 
 def main() -> None:
-    """Run the parts asked for and write what they found."""
+    """Measure and print; write where asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder for kernels.json")
-    parts = {
-        "kernels": time_kernels,
-        "forward": time_forwards,
-        "programmatic": time_programmatic,
-        "passes": time_passes,
-    }
-    parser.add_argument("--only", choices=list(parts))
+    parser.add_argument("--model", choices=["pplx-embed", "bge-m3"], default="pplx-embed")
+    parser.add_argument("--quick", action="store_true", help="forwards only")
+    parser.add_argument("--out", type=Path, help="folder for kernels.json")
     arguments = parser.parse_args()
-    names = [arguments.only] if arguments.only else list(parts)
-    result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    result |= {name: collected(parts[name]()) for name in names}
-    (arguments.out / "kernels.json").write_text(json.dumps(result, indent=1))
+    config = load_config(PRESETS / arguments.model)
+    result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "model": arguments.model}
+    if not arguments.quick:
+        result["kernels"] = collected(time_kernels(config))
+    result["batches"] = collected(time_batches(config))
+    if arguments.out is not None:
+        (arguments.out / "kernels.json").write_text(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":
