@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 # What follows the product x [M, K] @ w [N, K]ᵀ of row m and column n before it is stored; fp32 until then.
 # swiglu:        silu(even columns) * odd ones, the weight's halves read as if interleaved: [M, N / 2].
@@ -55,12 +55,13 @@ class ProductKernel:
         match = _NAME.fullmatch(name)
         if match is None or match[1] not in EPILOGUES:
             raise ValueError(f"{name!r} names no product with an epilogue")
-        sizes = (int(match[group]) for group in (2, 3))
-        return cls(match[1], *sizes, match[4] == "pingpong", int(match[5]), int(match[6]))
+        tile_m, tile_n, cluster_m, cluster_n = (int(match[group]) for group in (2, 3, 5, 6))
+        epilogue = cast(Epilogue, match[1])
+        return cls(epilogue, tile_m, tile_n, match[4] == "pingpong", cluster_m, cluster_n)
 
 
-# Each is the fastest on an H200 for some number of rows from 512 to 51200; of nine tiles tried for SwiGLU, six
-# for residuals, three for heads (192 rows spill: 30 µs more at 8192) and six for GELU.
+# Each is the fastest on an H200 for some number of rows from 512 to 51200; of nine tried for SwiGLU, six for
+# residuals, three for heads (those of 192 rows took 30 µs more at 8192) and four for GELU.
 DEFAULT_PRODUCTS = tuple(
     ProductKernel.parse(f"gemm-{name}")
     for name in (

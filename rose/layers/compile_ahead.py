@@ -10,6 +10,7 @@ import torch
 
 from rose.device_batch import DeviceBatch, Outputs
 from rose.kernels import dispatch
+from rose.kernels.fused import fused_row_counts
 from rose.kernels.gemm import plan_rows
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def row_counts(keys: Collection[WeightKey], max_tokens: int) -> list[int]:
     Powers of two pass every point at which a kernel takes another shape; products change at the table's rows.
     """
     powers = (1 << power for power in range(max_tokens.bit_length()))
-    return sorted({*powers, *(count for count in plan_rows(keys) if count < max_tokens), max_tokens})
+    changes = {*plan_rows(keys), *fused_row_counts()}
+    return sorted({*powers, *(count for count in changes if 0 < count < max_tokens), max_tokens})
 
 
 def compile_ahead(model: Model, row_counts: Iterable[int]) -> None:

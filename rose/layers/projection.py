@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rose.kernels.activation import add_bias, bias_gelu, silu_mul
+from rose.kernels.fused import FusedLookup, fused_gemm
 from rose.kernels.gemm import GemmPlan, bias_gemm, gemm_plan, split_k_gemm, swiglu_gemm, uses_table
 from rose.layers.linear import Linear
 
@@ -44,17 +45,24 @@ class Projection:
 
 
 class BiasedProjection:
-    """x Wᵀ + b, or gelu of it. weight: [N, K]. bias: [N]."""
+    """x Wᵀ + b, or gelu of it. weight: [N, K]. bias: [N]. lookup: of kernels for many rows."""
 
-    def __init__(self, weight: Tensor, bias: Tensor, gelu: bool = False) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor, gelu: bool = False, lookup: FusedLookup = fused_gemm
+    ) -> None:
         self._linear = Linear(weight, bias)
         self._ending: Ending = "gelu" if gelu else "bias"
         self._bias = bias
         self.weight = weight if uses_table(weight) else None
+        self._lookup = lookup
 
     def __call__(self, x: Tensor, out: Tensor | None, partials: Tensor | None) -> Tensor:
         """[T, N] of x [T, K], in `out`. partials: as for Projection. On a CPU both may be None."""
         if self.weight is not None and out is not None and partials is not None:
+            fused = self._lookup("gelu", len(x), *self.weight.shape) if self._ending == "gelu" else None
+            if fused is not None:
+                fused.gelu(x, self.weight, self._bias, out)
+                return out
             plan = _plan(x, self.weight, self._ending)
             if plan is not None:
                 self._follow(plan, self.weight, x, out, partials)
@@ -72,15 +80,20 @@ class BiasedProjection:
 
 
 class GatedProjection:
-    """silu(x gateᵀ) * (x upᵀ). weight: [2I, K], gate over up, read as one matrix; kept as by Projection."""
+    """silu(x gateᵀ) * (x upᵀ). weight: [2I, K], gate over up; kept as by Projection. lookup: as above."""
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, lookup: FusedLookup = fused_gemm) -> None:
         self._projection = Projection(weight, "swiglu")
         self.weight = weight if uses_table(weight) else None
+        self._lookup = lookup
 
     def __call__(self, x: Tensor, wide: Tensor, narrow: Tensor, partials: Tensor) -> Tensor:
         """[T, I] of x [T, K], in narrow [T, I]. wide: [T, 2I], gate and up. partials: as for Projection."""
         if self.weight is not None:
+            fused = self._lookup("swiglu", len(x), *self.weight.shape)
+            if fused is not None:
+                fused.swiglu(x, self.weight, narrow)
+                return narrow
             plan = _plan(x, self.weight, "swiglu")
             if plan is not None and plan.swiglu:
                 swiglu_gemm(x, self.weight, plan, narrow)

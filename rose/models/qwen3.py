@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 from rose.attention.base import AttentionSpec
 from rose.kernels.early import early_for, launching
 from rose.kernels.embedding import EmbeddedTokens, embed_tokens
+from rose.kernels.fused import fused_gemm
 from rose.kernels.gemm import fetches_early, partial_elements
 from rose.kernels.norm import add_rms_norm
 from rose.kernels.pooling import LastHidden, norm_gather_rows, norm_mean_pool, pool_scratch
 from rose.kernels.rope import rope_table
 from rose.layers.compile_ahead import compile_ahead, row_counts
 from rose.layers.decoder import DecoderReader, weight_keys
+from rose.layers.fused_decoder import FusedDecoder
 from rose.layers.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ class Qwen3Model:
         cos_sin = rope_table(config.head_dim, config.rope_theta, config.max_positions, device)
         self._table = read.tensor("embed_tokens.weight", config.vocab_size, config.hidden_size)
         self._layers = [read.layer(index, cos_sin) for index in range(config.num_layers)]
+        self._fused = FusedDecoder.of(self._layers, max_tokens, fused_gemm)
         self._norm = read.norm("norm.weight")
         self._keys = keys = weight_keys(config)
         partials = max(map(partial_elements, keys))
@@ -73,8 +76,14 @@ class Qwen3Model:
         first, last = self._layers[0], self._layers[-1]
         embed_tokens(batch.input_ids, batch.cu_seqlens, self._table, first.input_norm, embedded)
         first.project(rows)
-        for layer, following in pairwise(self._layers):
+        fused = self._fused if self._fused is not None and self._fused.takes(len(rows.hidden)) else None
+        if fused is not None:
+            fused.prepare(rows)
+        for index, (layer, following) in enumerate(pairwise(self._layers)):
             layer.attend(batch, rows)
+            if fused is not None:
+                fused.step(index, rows)
+                continue
             add_rms_norm(layer.mix(rows), rows.residual, following.input_norm, rows.hidden)
             following.project(rows)
         last.attend(batch, rows)

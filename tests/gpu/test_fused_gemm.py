@@ -1,0 +1,173 @@
+"""Products with fused epilogues on the GPU against fp32, outputs poisoned: alone, in layers, in graphs."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+import cuda_utils.errors  # noqa: F401  (Triton's driver module takes the package's name once it is loaded)
+from rose.aot.products import DEFAULT_PRODUCTS, ProductKernel
+from rose.kernels.fused import HEAD_DIM, HEAD_EPS, FusedGemm, load
+from rose.kernels.norm import RmsNorm, add_rms_norm
+from rose.kernels.rope import QkRope, rope_table
+from rose.kernels.row_scale import row_scale
+from rose.layers.decoder import DecoderLayer
+from rose.layers.fused_decoder import FusedDecoder, LayerWeights, rope_columns, with_pairs_adjacent
+from rose.layers.projection import BiasedProjection, GatedProjection, Projection
+from rose.layers.workspace import DecoderBuffers
+from tests.unit.kernels.fused_fake import fake_gemm
+
+pytestmark = pytest.mark.gpu
+
+BF16 = torch.bfloat16
+PADDING = 7  # rows past M that must stay as they are
+HIDDEN, INNER, HEADS, KV_HEADS = 1024, 3072, 16, 8
+QUERY, QKV = HEADS * HEAD_DIM, (HEADS + 2 * KV_HEADS) * HEAD_DIM
+
+
+def random(*shape: int, std: float = 1.0, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="cuda").normal_(std=std)
+
+
+def poisoned(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.full(shape, torch.nan, dtype=dtype, device="cuda")
+
+
+def loaded(kernel: ProductKernel) -> FusedGemm:
+    gemm = load(kernel)
+    if gemm is None:
+        pytest.skip(f"{kernel.name} is not built")
+    return gemm
+
+
+def rope() -> QkRope:
+    table = rope_table(HEAD_DIM, 1e6, 512, "cuda")
+    return QkRope(HEADS, KV_HEADS, HEAD_DIM, HEAD_EPS, random(2, HEAD_DIM), table)
+
+
+def outputs_of(gemm: FusedGemm, x: Tensor, seed: int) -> list[Tensor]:
+    """Everything that one product writes, of M + PADDING rows; the same inputs for the same seed."""
+    torch.manual_seed(seed)
+    m, name = len(x), gemm.kernel.epilogue
+    scale = torch.rand(m, device="cuda") + 0.5
+    if name in ("swiglu", "scaled-swiglu"):
+        weight, out = random(2 * INNER, HIDDEN, std=0.05), poisoned(m + PADDING, INNER)
+        if name == "swiglu":
+            gemm.swiglu(x, weight, out[:m])
+        else:
+            gemm.scaled_swiglu(x, weight, scale, out[:m])
+        return [out]
+    if name == "gelu":
+        weight, out = random(4 * HIDDEN, HIDDEN, std=0.05), poisoned(m + PADDING, 4 * HIDDEN)
+        gemm.gelu(x, weight, random(4 * HIDDEN), out[:m])
+        return [out]
+    if name == "rope":
+        heads, out = rope(), poisoned(m + PADDING, QKV)
+        weight = with_pairs_adjacent(random(QKV, HIDDEN, std=0.05), heads)
+        angles = torch.rand(m, HEAD_DIM, device="cuda").half()
+        gemm.rope(x, weight, rope_columns(heads, BF16), scale, angles, out[:m])
+        return [out]
+    weight, out, residual = (
+        random(HIDDEN, HIDDEN, std=0.05),
+        poisoned(m + PADDING, HIDDEN),
+        poisoned(m + PADDING, HIDDEN),
+    )
+    residual[:m] = random(m, HIDDEN)
+    sums = poisoned(m * gemm.sum_parts(HIDDEN) + PADDING, dtype=torch.float32)
+    gemm.residual(x, weight, residual[:m], random(HIDDEN), out[:m], sums)
+    return [out, residual, sums]
+
+
+@pytest.mark.parametrize("m", [1, 129, 1000, 4096])
+@pytest.mark.parametrize("kernel", DEFAULT_PRODUCTS, ids=lambda kernel: kernel.name)
+def test_a_kernel_computes_what_its_plain_version_does(kernel: ProductKernel, m: int) -> None:
+    gemm, x = loaded(kernel), random(m, HIDDEN)
+    for actual, expected in zip(outputs_of(gemm, x, m), outputs_of(fake_gemm(kernel), x, m), strict=True):
+        torch.testing.assert_close(actual.float(), expected.float(), rtol=2**-7, atol=2**-7, equal_nan=True)
+        assert actual.isnan().any()  # past M, in both
+        error = (actual.float() - expected.float()).nan_to_num().norm() / expected.float().nan_to_num().norm()
+        assert error < 0.003
+
+
+def layer_weights() -> LayerWeights:
+    def norm() -> RmsNorm:
+        return RmsNorm(random(HIDDEN), 1e-6)
+
+    return LayerWeights(
+        norm(), random(QKV, HIDDEN, std=0.03), rope(), random(HIDDEN, QUERY, std=0.03), norm(),
+        random(2 * INNER, HIDDEN, std=0.03), random(HIDDEN, INNER, std=0.03),
+    )  # fmt: skip
+
+
+def buffers(m: int) -> DecoderBuffers:
+    positions = torch.randint(0, 512, (m,), dtype=torch.int32, device="cuda")
+    return DecoderBuffers(
+        random(m, HIDDEN), poisoned(m, HIDDEN), positions, poisoned(m, QKV), random(m, QUERY),
+        poisoned(m, 2 * INNER), poisoned(m, INNER), poisoned(1),
+    )  # fmt: skip
+
+
+def plain_layer(weights: LayerWeights) -> DecoderLayer:
+    return DecoderLayer(
+        weights.input_norm, Projection(weights.qkv), weights.rope, Projection(weights.output),
+        weights.mlp_norm, GatedProjection(weights.gate_up, lambda *_: None), Projection(weights.down),
+    )  # fmt: skip
+
+
+def test_steps_of_a_decoder_eagerly_and_in_a_graph() -> None:
+    m, weights = 4999, [layer_weights() for _ in range(4)]
+    rows, kernels = buffers(m), {kernel.epilogue: loaded(kernel) for kernel in DEFAULT_PRODUCTS}
+    start = rows.residual.clone()
+    fused = FusedDecoder(weights, m + 1, lambda epilogue, *_: kernels[epilogue])
+
+    def steps() -> None:
+        fused.prepare(rows)
+        for index in range(3):
+            fused.step(index, rows)
+
+    steps()
+    eager = [rows.residual.clone(), rows.qkv.clone()]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        steps()
+    for _ in range(3):
+        rows.residual.copy_(start)
+        rows.qkv.fill_(torch.nan)
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip([rows.residual, rows.qkv], eager, strict=True))
+    rows.residual.copy_(start)
+    layers = [plain_layer(layer) for layer in weights]
+    for layer, following in pairwise(layers):
+        add_rms_norm(layer.mix(rows), rows.residual, following.input_norm, rows.hidden)
+        following.project(rows)
+    expected = with_pairs_adjacent(rows.qkv.T.contiguous(), weights[3].rope).T
+    for actual, plain in ((eager[0], rows.residual), (eager[1], expected)):
+        error = (actual.float() - plain.float()).norm() / plain.float().norm()
+        assert error < 0.02
+
+
+def test_projections_take_the_kernels_of_the_table() -> None:
+    m, x = 4096, random(4096, HIDDEN)
+    gate_up, bias = random(2 * INNER, HIDDEN, std=0.03), random(4 * HIDDEN)
+    wide, fused, plain = poisoned(m, 2 * INNER), poisoned(m, INNER), poisoned(m, INNER)
+    GatedProjection(gate_up)(x, wide, fused, poisoned(1))
+    GatedProjection(gate_up, lambda *_: None)(x, wide, plain, poisoned(1))
+    torch.testing.assert_close(fused, plain, rtol=2**-6, atol=2**-6)
+    widen, wide, other = (
+        random(4 * HIDDEN, HIDDEN, std=0.03),
+        poisoned(m, 4 * HIDDEN),
+        poisoned(m, 4 * HIDDEN),
+    )
+    BiasedProjection(widen, bias, True)(x, wide, poisoned(1))
+    BiasedProjection(widen, bias, True, lambda *_: None)(x, other, poisoned(1))
+    torch.testing.assert_close(wide, other, rtol=2**-6, atol=2**-6)
+
+
+def test_row_scale() -> None:
+    sums, out = torch.rand(1000, 8, device="cuda"), poisoned(1001, dtype=torch.float32)
+    row_scale(sums, HIDDEN, 1e-6, out[:1000])
+    torch.testing.assert_close(out[:1000], torch.rsqrt(sums.sum(1) / HIDDEN + 1e-6))
+    assert out[1000].isnan()

@@ -1,0 +1,110 @@
+"""The fused step beside the plain steps of the same layers: what they leave must be the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rose.aot.products import Epilogue
+from rose.kernels.fused import FusedGemm, FusedLookup
+from rose.kernels.norm import RmsNorm, add_rms_norm
+from rose.kernels.rope import QkRope, rope_table
+from rose.layers.decoder import DecoderLayer
+from rose.layers.fused_decoder import FusedDecoder, LayerWeights, with_pairs_adjacent
+from rose.layers.projection import GatedProjection, Projection
+from rose.layers.workspace import DecoderBuffers
+from tests.unit.kernels.fused_fake import fake_lookup
+
+TOKENS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 9, 64, 96, 4, 2, 128
+QUERY, QKV = HEADS * HEAD_DIM, (HEADS + 2 * KV_HEADS) * HEAD_DIM
+
+
+def layer_weights() -> LayerWeights:
+    def weight(n: int, k: int) -> torch.Tensor:
+        return torch.randn(n, k) / k**0.5
+
+    def norm() -> RmsNorm:
+        return RmsNorm(torch.rand(HIDDEN) + 0.5, 1e-6)
+
+    table = rope_table(HEAD_DIM, 1e4, 64, "cpu")
+    rope = QkRope(HEADS, KV_HEADS, HEAD_DIM, 1e-6, torch.rand(2, HEAD_DIM) + 0.5, table)
+    return LayerWeights(
+        norm(), weight(QKV, HIDDEN), rope, weight(HIDDEN, QUERY), norm(),
+        weight(2 * INNER, HIDDEN), weight(HIDDEN, INNER),
+    )  # fmt: skip
+
+
+def plain(weights: LayerWeights) -> DecoderLayer:
+    return DecoderLayer(
+        weights.input_norm, Projection(weights.qkv), weights.rope, Projection(weights.output),
+        weights.mlp_norm, GatedProjection(weights.gate_up), Projection(weights.down),
+    )  # fmt: skip
+
+
+def buffers() -> DecoderBuffers:
+    return DecoderBuffers(
+        residual=torch.randn(TOKENS, HIDDEN), hidden=torch.full((TOKENS, HIDDEN), torch.nan),
+        positions=torch.randint(0, 64, (TOKENS,), dtype=torch.int32),
+        qkv=torch.full((TOKENS, QKV), torch.nan),
+        context=torch.randn(TOKENS, QUERY), wide=torch.empty(TOKENS, 2 * INNER),
+        narrow=torch.full((TOKENS, INNER), torch.nan), partials=torch.empty(0),
+    )  # fmt: skip
+
+
+def all_but(missing: str) -> FusedLookup:
+    def lookup(epilogue: Epilogue, m: int, n: int, k: int) -> FusedGemm | None:
+        return None if epilogue == missing else fake_lookup(epilogue, m, n, k)
+
+    return lookup
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(3)
+
+
+def test_a_step_is_what_the_plain_layers_do_but_for_the_order_of_columns() -> None:
+    weights, rows = [layer_weights() for _ in range(3)], buffers()
+    residual, context = rows.residual.clone(), rows.context
+    fused = FusedDecoder(weights, TOKENS + 4, fake_lookup)
+    fused.prepare(rows)
+    fused.step(1, rows)
+    fused_qkv, fused_residual = rows.qkv.clone(), rows.residual.clone()
+
+    rows.residual.copy_(residual)
+    assert rows.context is context
+    layer, following = plain(weights[1]), plain(weights[2])
+    add_rms_norm(layer.mix(rows), rows.residual, following.input_norm, rows.hidden)
+    following.project(rows)
+    torch.testing.assert_close(fused_residual, rows.residual, rtol=1e-4, atol=1e-4)
+    expected = with_pairs_adjacent(rows.qkv.T.contiguous(), weights[2].rope).T
+    # The angles are fp16: off by half a thousandth.
+    torch.testing.assert_close(fused_qkv, expected, rtol=2e-3, atol=2e-3)
+    values = (HEADS + KV_HEADS) * HEAD_DIM
+    torch.testing.assert_close(fused_qkv[:, values:], rows.qkv[:, values:], rtol=1e-4, atol=1e-4)
+
+
+def test_attention_does_not_see_the_order_of_columns() -> None:
+    rope = layer_weights().rope
+    rows = torch.randn(QKV, 5)
+    for source in (rows, with_pairs_adjacent(rows, rope)):
+        q = source[: HEADS * HEAD_DIM].view(HEADS, HEAD_DIM, 5)
+        k = source[HEADS * HEAD_DIM :][: KV_HEADS * HEAD_DIM].view(KV_HEADS, HEAD_DIM, 5)
+        scores = torch.einsum("hdi,hdj->hij", q, k.repeat_interleave(HEADS // KV_HEADS, dim=0))
+        if source is rows:
+            expected = scores
+    torch.testing.assert_close(scores, expected)
+
+
+def test_rows_that_are_not_taken_are_refused() -> None:
+    weights = [layer_weights() for _ in range(2)]
+    for missing in ("residual", "scaled-swiglu", "rope"):
+        fused = FusedDecoder(weights, TOKENS, all_but(missing))
+        assert not fused.takes(TOKENS)
+        with pytest.raises(ValueError, match="no fused kernels for 9 tokens"):
+            fused.step(0, buffers())
+
+
+def test_layers_on_a_cpu_are_left_alone() -> None:
+    layers = [plain(layer_weights()) for _ in range(2)]
+    assert FusedDecoder.of(layers, TOKENS, fake_lookup) is None
