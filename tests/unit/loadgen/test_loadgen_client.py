@@ -28,7 +28,7 @@ async def job() -> AsyncIterator[Job]:
 
 
 async def test_a_late_send_keeps_the_time_at_which_it_was_due(job: Job) -> None:
-    """This process stands still for 0.1 s: what was due meanwhile is sent late, and has been due since then."""
+    """This process stands still for 0.1 s: what was due meanwhile is sent late, but was due all the same."""
     client = Client(replace(job, stream=Stream(SHAPE, pacing=Pacing.CONSTANT, rate=100.0)))
     await client.prepare()
     start_s = perf_counter() + 0.05
