@@ -67,12 +67,14 @@ class BatchResult:
 
     vectors: f32[B, D], pooled, neither normalised nor cut to fewer dimensions; of scorers: raw logits.
     int8: i8[B, D] = round(tanh(vectors) * 127), half to even, of models that have this quantiser; else None.
+    non_finite: rows whose vector holds a NaN or an infinity; they must not be served.
 
     Both may be views of a page-locked slot; it is reused only when the last view of it is gone.
     """
 
     vectors: Float32
     int8: Int8 | None = None
+    non_finite: tuple[int, ...] = ()
 
 
 class LazyTensor(Protocol):

@@ -16,7 +16,7 @@ from rose.batch import BatchResult, EngineInfo, Int32, RaggedBatch
 from rose.device_batch import DeviceBatch, Outputs
 from rose.errors import EngineDeadError
 from rose.limits import StepLimits
-from rose.step_errors import as_engine_error, refuse_non_finite
+from rose.step_errors import as_engine_error, marked
 
 if TYPE_CHECKING:
     from rose.attention.base import AttentionBackend
@@ -39,7 +39,7 @@ class CpuEngine:
         self._attention = attention
         self._info = info
         self._limits = limits
-        self._launched = self._finished = self._failed = self._tokens = self._seqs = 0
+        self._launched = self._finished = self._failed = self._tokens = self._seqs = self._non_finite = 0
         self._stream = CpuStream("rose-cpu", lambda: torch.set_num_threads(num_threads))
 
     @property
@@ -67,6 +67,7 @@ class CpuEngine:
         return {
             "steps": self._launched,
             "failed_steps": self._failed,
+            "non_finite_sequences": self._non_finite,
             "in_flight": self._launched - self._finished,
             "tokens": self._tokens,
             "padded_tokens": 0,
@@ -88,13 +89,14 @@ class CpuEngine:
             with torch.inference_mode():
                 self._attention.plan(batch.cu_seqlens, batch.num_tokens, 0)
                 self._model.forward(_tensors(batch, longest, self._attention), outputs)
-            refuse_non_finite(vectors)
         except Exception:
             self._failed += 1
             raise
         finally:
             self._finished += 1
-        return BatchResult(vectors, int8)
+        result = marked(BatchResult(vectors, int8))
+        self._non_finite += len(result.non_finite)
+        return result
 
 
 class _CpuStep:

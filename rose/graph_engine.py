@@ -27,7 +27,7 @@ from rose.graph_runner import Execution, GraphKey, GraphLimits, GraphRunner
 from rose.inflection import inflection_point
 from rose.limits import StepLimits
 from rose.staging import StagingRing, StagingSlot
-from rose.step_errors import as_engine_error, refuse_non_finite
+from rose.step_errors import as_engine_error, marked
 from rose.step_time import StepTimes
 from rose.warmup import Warmup, synthetic_batch
 
@@ -57,7 +57,7 @@ class GraphEngine:
         self._options = options
         self._dead: str | None = None
         self._dirty = False
-        self._steps = self._failed = self._tokens = self._padded = self._seqs = 0
+        self._steps = self._failed = self._tokens = self._padded = self._seqs = self._non_finite = 0
         self._times: StepTimes[GraphKey] = StepTimes()
         self._bind_thread()
         self._ring = StagingRing(self._staging_slots())
@@ -99,6 +99,7 @@ class GraphEngine:
         return {
             "steps": self._steps,
             "failed_steps": self._failed,
+            "non_finite_sequences": self._non_finite,
             "in_flight": self._ring.in_flight,
             "tokens": self._tokens,
             "padded_tokens": self._padded,
@@ -206,12 +207,11 @@ class GraphEngine:
             self._times.forget(step.key)  # replays are faster than what was learned
         steady = step.execution in (Execution.EAGER, Execution.REPLAYED)
         self._times.finished(step.ticket, steady=steady)
-        try:
-            refuse_non_finite(step.rows.vectors)
-        except StepError as refused:
+        result = marked(step.rows)
+        if result.non_finite:
             self._dirty = True
-            raise self._failure(refused) from None
-        return step.rows
+            self._non_finite += len(result.non_finite)
+        return result
 
     def _failure(self, error: EngineError) -> EngineError:
         self._failed += 1

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from cuda_utils.errors import STICKY_CUDA_ERRORS, DeviceError
-from rose.batch import Float32
+from rose.batch import BatchResult
 from rose.errors import EngineDeadError, EngineError, OutOfMemoryError, StepError
 
 # torch says it in a plain RuntimeError, without a type of its own.
@@ -26,17 +27,16 @@ def as_engine_error(error: Exception) -> EngineError:
     return StepError(f"the step failed: {error!r}")
 
 
-def refuse_non_finite(vectors: Float32) -> None:
-    """Check that no vector holds a NaN or an infinity. vectors: f32[B, D]. 10 µs at 100 × 1024.
-
-    Raises:
-        StepError: one does.
-    """
+def marked(result: BatchResult) -> BatchResult:
+    """`result`, and which of its rows hold a NaN or an infinity. 10 µs at 100 × 1024 if none does."""
+    vectors = result.vectors
     # One vector's square is finite unless a value is not, or near 1e19; that takes half the time.
     if len(vectors) == 1 and math.isfinite(np.vdot(vectors, vectors)):
-        return
-    if not np.isfinite(vectors).all():
-        raise StepError("the model gave a vector with NaN or infinity")
+        return result
+    finite = np.isfinite(vectors)
+    if finite.all():
+        return result
+    return replace(result, non_finite=tuple(np.flatnonzero(~finite.all(axis=1)).tolist()))
 
 
 def _is_sticky(error: Exception) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rose.batch import BatchResult, Float32, Int8, Int32
-from scheduler.errors import DeadlineExpired, SchedulerError
+from scheduler.errors import DeadlineExpired, SchedulerError, StepFailed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +112,14 @@ class Sequence:
 
 
 def scatter(sequences: Rows[Sequence], result: BatchResult, now_s: float) -> None:
-    """Give each job its rows of `result`; the rows of one job lie side by side in a batch."""
+    """Give each job its rows of `result`; the rows of one job lie side by side in a batch.
+
+    A job with a row that is not finite fails; the others of the batch are as good as ever.
+    """
+    for row in result.non_finite:
+        sequence = sequences[row]
+        reason = f"the model gave a vector with NaN or infinity for input[{sequence.row}]"
+        sequence.job.fail(StepFailed(reason))
     vectors, int8 = result.vectors, result.int8
     start = 0
     while start < len(sequences):

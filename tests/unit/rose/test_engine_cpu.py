@@ -184,15 +184,18 @@ def test_a_failing_step_fails_alone(raised: Exception, expected: type[Exception]
     engine.close()
 
 
-def test_nan_is_an_error_not_an_answer() -> None:
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
+def test_a_vector_that_is_not_finite_is_marked_and_no_other(poison: float) -> None:
     class NanModel(SumModel):
         def forward(self, batch: DeviceBatch, outputs: Outputs) -> None:
             super().forward(batch, outputs)
-            outputs.vectors[-1, -1] = torch.nan
+            outputs.vectors[-2, -1] = poison
 
     engine = engine_of(NanModel())
-    with pytest.raises(StepError, match="NaN"):
-        engine.step(batch_of([1], [2])).result()
+    result = engine.step(batch_of([1], [2], [3])).result()
+    assert result.non_finite == (1,)
+    assert (result.vectors[0, 0], result.vectors[2, 0]) == (1, 3)
+    assert engine.stats()["non_finite_sequences"] == 1
     engine.close()
 
 

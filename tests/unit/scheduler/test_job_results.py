@@ -82,3 +82,21 @@ def test_the_first_outcome_stays(loop: asyncio.AbstractEventLoop) -> None:
     assert cancelled.future.cancelled()
     assert result_of(done).vectors[0, 0] == 0
     assert "done" in repr(done)
+
+
+def test_a_row_that_is_not_finite_fails_its_job_and_no_other(loop: asyncio.AbstractEventLoop) -> None:
+    jobs = [Job(count, loop.create_future(), 1.0, launched_s=1.5) for count in (1, 3, 2)]
+    rows = [row for job in jobs for row in rows_of(job)]
+    scatter(rows, BatchResult(vectors(6), None, non_finite=(2, 3)), 2.0)
+    with pytest.raises(StepFailed, match=r"NaN or infinity for input\[1\]"):
+        result_of(jobs[1])
+    assert [result_of(job).vectors[:, 0].tolist() for job in (jobs[0], jobs[2])] == [[0], [4, 5]]
+
+
+def test_a_job_over_two_batches_fails_with_its_first_bad_row(loop: asyncio.AbstractEventLoop) -> None:
+    job = Job(3, loop.create_future(), 0.0)
+    rows = rows_of(job)
+    scatter(rows[:2], BatchResult(vectors(2), None), 1.0)
+    scatter(rows[2:], BatchResult(vectors(1), None, non_finite=(0,)), 2.0)
+    with pytest.raises(StepFailed, match=r"input\[2\]"):
+        result_of(job)
