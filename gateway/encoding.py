@@ -49,8 +49,9 @@ def finish(vectors: Float32, dimensions: int, normalize: bool) -> Float32:
             return np.ascontiguousarray(rows / math.sqrt(square) if normalize else rows, _FLOAT32)
     with np.errstate(all="ignore"):
         squares = np.vecdot(rows, rows)
-    # A NaN or an infinity in a row is one in its sum too, and no comparison with NaN is true.
-    if not all(_SMALL_SQUARE < square < _LARGE_SQUARE for square in squares.tolist()):
+    # A NaN or an infinity in a row is one in the sums too, and no comparison with NaN is true.
+    listed = squares.tolist()
+    if not (min(listed) > _SMALL_SQUARE and sum(listed) < _LARGE_SQUARE):
         squares = _exact_squares(rows)
     if normalize:
         rows = rows / np.sqrt(squares)[:, None]
