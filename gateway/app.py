@@ -6,14 +6,29 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from aiohttp import hdrs, web
 
+from gateway.cors import allow_origins
+from gateway.cross_encoder import CrossEncoder
 from gateway.errors import ApiError, ErrorKind, ErrorShape
 from gateway.exchange import Answer, Call, Door, Handler
 from gateway.metrics import GatewayMetrics
 from gateway.names import ServedNames
 from gateway.options import GatewayOptions
 from gateway.pipeline import Pipeline, Scheduler
-from gateway.routes import cohere, health, metrics, models, openai, perplexity, rerank, score, tei, tokens
-from gateway.scoring import BiEncoderScorer
+from gateway.routes import (
+    cohere,
+    health,
+    metrics,
+    models,
+    openai,
+    perplexity,
+    predict,
+    rerank,
+    score,
+    tei,
+    tokens,
+)
+from gateway.scoring import BiEncoderScorer, Scorer
+from gateway.templates import pair_template, text_tokenizer
 from gateway.tokenization.base import Tokenizer
 from gateway.tokenization.pool import TokenizerPool
 from rose.batch import EngineInfo
@@ -44,7 +59,7 @@ def create_app(
     names = ServedNames(options.served_model_names or (info.model,))
     counted = GatewayMetrics()
     door = Door(options, counted, lambda: drain_s(scheduler.metrics))
-    pool = _pool(app, options, tokenizer)
+    pool = _pool(app, options, None if tokenizer is None else text_tokenizer(info, tokenizer))
     pipeline = Pipeline(options, scheduler, info, pool, counted)
     app[HEALTH] = health.Health(scheduler)
     routes = _Routes(app, door)
@@ -53,7 +68,7 @@ def create_app(
     routes.post(openai.PATHS, openai.OpenAIEmbeddings(pipeline, names, pplx), own)
     context = perplexity.ContextualizedEmbeddings(pipeline, names)
     routes.post((perplexity.CONTEXT_PATH,), context, ErrorShape.PERPLEXITY)
-    _dialects(routes, pipeline, names)
+    _dialects(routes, pipeline, names, tokenizer)
     routes.get(models.PATH, models.Models(names.names, info))
     routes.get(health.INFO_PATH, health.Info(info, options, names.names, describe))
     routes.get(health.HEALTH_PATH, app[HEALTH].live, keyed=False)
@@ -61,12 +76,22 @@ def create_app(
     page = metrics.Metrics(counted, lambda: scheduler.metrics, engine_stats, info)
     routes.get(metrics.PATH, page, keyed=False)
     app.router.add_route(hdrs.METH_ANY, "/{path:.*}", door.refusing(_not_found))
+    if options.cors_origins:
+        allow_origins(app, options.cors_origins)
     return app
 
 
-def _dialects(routes: _Routes, pipeline: Pipeline, names: ServedNames) -> None:
+def _dialects(routes: _Routes, pipeline: Pipeline, names: ServedNames, tokenizer: Tokenizer | None) -> None:
     """What is not OpenAI's or Perplexity's."""
-    scorer, model = BiEncoderScorer(pipeline), names.names[0]
+    scorer: Scorer
+    model = names.names[0]
+    if pipeline.info.task == "score":
+        scorer = CrossEncoder(pipeline, pair_template(pipeline.info, tokenizer))
+        routes.post((predict.PREDICT_PATH,), predict.Predict(pipeline, scorer), ErrorShape.TEI)
+    else:
+        scorer = BiEncoderScorer(pipeline)
+        refusal = tei.unsupported(model, "classes; /embed gives vectors and /rerank scores")
+        routes.post((predict.PREDICT_PATH,), refusal, ErrorShape.TEI)
     embed, similarity = tei.Embed(pipeline, model), tei.Similarity(scorer)
     routes.post((tei.EMBED_PATH,), embed, ErrorShape.TEI)
     routes.post((tei.SIMILARITY_PATH,), similarity, ErrorShape.TEI)

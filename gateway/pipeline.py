@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from gateway.deadline import Deadline
@@ -46,8 +47,7 @@ class Scheduler(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class EmbedJob:
+class EmbedJob(msgspec.Struct, frozen=True):
     """What a dialect wants done. dimensions: values to keep of each vector, in [1, D].
 
     truncate: cut inputs that are too long. max_tokens: what one may have, if less than the model takes.
@@ -67,8 +67,7 @@ class EmbedJob:
     special_tokens: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Embedded:
+class Embedded(msgspec.Struct, frozen=True):
     """What became of a job: f32[n, dimensions], the tokens really processed, and the time taken, in ms.
 
     int8: i8[n, D] from models with their own quantiser, not cut to `dimensions`; else None.
@@ -80,6 +79,19 @@ class Embedded:
     tokenization_ms: float
     queue_ms: float
     inference_ms: float
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """Sequences as the engine takes them, of num_tokens in all, and what they may cost.
+
+    token_type_ids: a row as long as its sequence, or None for zeros. started_s: when work on them began.
+    """
+
+    sequences: list[Int32]
+    num_tokens: int
+    started_s: float
+    deadline: Deadline | None
+    token_type_ids: list[Int32 | None] | None = None
 
 
 class Pipeline:
@@ -111,20 +123,31 @@ class Pipeline:
         """Run `job`. Cancelling drops what of it still waits.
 
         Raises:
-            ApiError: the inputs are too long or the vectors are not finite.
+            ApiError: the model gives no vectors, the inputs are too long, or the vectors are not finite.
             scheduler.errors.SchedulerError: see scheduler/errors.py.
         """
+        if self.info.task != "embed":
+            message = f"model {self.info.model} scores texts; it gives no vectors of them"
+            raise ApiError(ErrorKind.NOT_SUPPORTED, message, param="model")
         started_s = time.perf_counter()  # the loop's own clock ticks in milliseconds
         sequences = self._fit(await self._sequences(job), job)
-        num_tokens = self._count(sequences, job)
-        tokenization_s = time.perf_counter() - started_s
+        ready = Ready(sequences, self._count(sequences, job), started_s, job.deadline)
+        return await self.run(ready, lambda vectors: finish(vectors, job.dimensions, job.normalize))
+
+    async def run(self, ready: Ready, finishing: Callable[[Float32], Float32]) -> Embedded:
+        """Run what is tokenised; `finishing` makes of the engine's vectors what is asked for.
+
+        Raises:
+            scheduler.errors.SchedulerError: see scheduler/errors.py.
+        """
+        tokenization_s = time.perf_counter() - ready.started_s
         self._tokenization.observe(tokenization_s)
-        left_s = None if job.deadline is None else job.deadline.left_s()
-        result = await self._scheduler.run(sequences, None, left_s)
+        left_s = None if ready.deadline is None else ready.deadline.left_s()
+        result = await self._scheduler.run(ready.sequences, ready.token_type_ids, left_s)
         return Embedded(
-            vectors=finish(result.vectors, job.dimensions, job.normalize),
+            vectors=finishing(result.vectors),
             int8=result.int8,
-            num_tokens=num_tokens,
+            num_tokens=ready.num_tokens,
             tokenization_ms=tokenization_s * 1e3,
             queue_ms=result.queue_ms,
             inference_ms=result.inference_ms,
@@ -142,6 +165,29 @@ class Pipeline:
         if not 1 <= dimensions <= most:
             raise invalid(f"{name} is {dimensions}; this model takes 1 to {most}", name)
         return dimensions
+
+    def check_total(self, num_tokens: int, name: str, most: int | None = None) -> None:
+        """Refuse more tokens than a request may have. name: the field at fault. most: a dialect's own limit.
+
+        Raises:
+            ApiError: INPUT_TOO_LONG.
+        """
+        limit = self.limits.max_request_tokens
+        if most is not None:
+            limit = min(limit, most)
+        if num_tokens > limit:
+            message = f"{name} has {num_tokens} tokens in all; this server takes at most {limit} a request"
+            raise ApiError(ErrorKind.INPUT_TOO_LONG, message, param=name)
+
+    def check_ids(self, sequences: list[Int32], place: Callable[[int], str]) -> None:
+        """Refuse tokens that the tokenizer knows and the model does not. place: what a sequence is called.
+
+        Raises:
+            ApiError: INVALID_VALUE.
+        """
+        if self.tokenizer.vocab_size > self.info.vocab_size:
+            for index, ids in enumerate(sequences):
+                check_range(ids, f"tokens of {place(index)}", self.info.vocab_size)
 
     @property
     def tokenizer(self) -> TokenizerPool:
@@ -166,9 +212,7 @@ class Pipeline:
         sequences = await tokenizer.encode(inputs.texts)
         if not job.special_tokens:
             sequences = [tokenizer.special_tokens.strip(ids) for ids in sequences]
-        if tokenizer.vocab_size > self.info.vocab_size:
-            for index, ids in enumerate(sequences):
-                check_range(ids, f"tokens of {inputs.place(index)}", self.info.vocab_size)
+        self.check_ids(sequences, inputs.place)
         return sequences
 
     def _fit(self, sequences: list[Int32], job: EmbedJob) -> list[Int32]:
@@ -192,20 +236,13 @@ class Pipeline:
         return [template.truncate(ids, limit, keep_end=job.keep_end) for ids in sequences]
 
     def _count(self, sequences: list[Int32], job: EmbedJob) -> int:
-        inputs, limit = job.inputs, self.limits.max_request_tokens
+        inputs = job.inputs
         lengths = [len(ids) for ids in sequences]
         if not all(lengths):
             raise invalid(f"{inputs.place(lengths.index(0))} has no tokens", inputs.name)
-        if job.max_request_tokens is not None:
-            limit = min(limit, job.max_request_tokens)
-        if sum(lengths) > limit:
-            raise ApiError(
-                ErrorKind.INPUT_TOO_LONG,
-                f"{inputs.name} has {sum(lengths)} tokens in all; this server takes at most"
-                f" {limit} a request",
-                param=inputs.name,
-            )
-        return sum(lengths)
+        num_tokens = sum(lengths)
+        self.check_total(num_tokens, inputs.name, job.max_request_tokens)
+        return num_tokens
 
 
 def max_tokens(info: EngineInfo) -> int:

@@ -25,6 +25,8 @@ class ScoreJob:
 
     query_name, document_name: the fields they came from. raw: scores as the model gives them, not squashed
     into [0, 1]; the cosines of a bi-encoder are the same either way.
+    truncate, keep_end, max_tokens: as in EmbedJob, of each text, or of the pair if it is read at once.
+    instruction: what makes a document relevant, for models that read it; None: the model's own words.
     """
 
     queries: list[str]
@@ -36,6 +38,7 @@ class ScoreJob:
     keep_end: bool = False
     max_tokens: int | None = None
     deadline: Deadline | None = None
+    instruction: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ class RerankRequest(msgspec.Struct, kw_only=True):
         `truncate` or `truncation` is False, as those servers do.
     texts: TEI's, instead of documents. Those that are too long are refused unless `truncate` is True.
     top_n, top_k: how many to give; None: all. return_documents, return_text: with their texts.
+    instruction: what makes a document relevant, for models that read it.
     raw_scores: as the model gives them, not squashed into [0, 1].
     max_tokens_per_doc, truncate_prompt_tokens: of query and document, each, when they are cut.
     """
@@ -48,6 +49,7 @@ class RerankRequest(msgspec.Struct, kw_only=True):
     return_documents: bool | None = None
     return_text: bool | None = None
     raw_scores: bool | None = None
+    instruction: str | None = None
     truncate: bool | None = None
     truncation: bool | None = None
     truncation_direction: str | None = None
@@ -153,6 +155,7 @@ def _job(request: RerankRequest, texts: list[str], call: Call) -> ScoreJob:
         keep_end=read_direction(request.truncation_direction),
         max_tokens=per_doc or read_prompt_tokens(request.truncate_prompt_tokens),
         deadline=call.deadline,
+        instruction=request.instruction,
     )
 
 

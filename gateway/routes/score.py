@@ -24,6 +24,7 @@ PATHS = ("/score", "/v1/score")
 class ScoreRequest(msgspec.Struct, kw_only=True):
     """Pairs of texts. queries and documents are newer names of text_1 and text_2, as are data_1 and data_2.
 
+    instruction: what makes a document relevant, for models that read it.
     use_activation, activation: False: scores as the model gives them, not squashed into [0, 1].
     Other fields as in EmbeddingRequest.
     """
@@ -40,6 +41,7 @@ class ScoreRequest(msgspec.Struct, kw_only=True):
     truncate_prompt_tokens: int | None = None
     use_activation: bool | None = None
     activation: bool | None = None
+    instruction: str | None = None
 
 
 class ScoreItem(msgspec.Struct, kw_only=True):
@@ -89,6 +91,7 @@ class Score:
                 keep_end=read_direction(request.truncation_direction),
                 max_tokens=read_prompt_tokens(request.truncate_prompt_tokens),
                 deadline=call.deadline,
+                instruction=request.instruction,
             )
         )
         data = [ScoreItem(index=i, score=score) for i, score in enumerate(scored.scores.tolist())]

@@ -148,7 +148,6 @@ class Root:
 UNSUPPORTED = {
     "/embed_all": "a vector for each token; /embed gives one for each text",
     "/embed_sparse": "sparse vectors; /embed gives dense ones",
-    "/predict": "classes; /embed gives vectors and /rerank scores",
 }
 
 

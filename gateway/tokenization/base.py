@@ -37,6 +37,30 @@ class SpecialTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class PairTokens:
+    """What the tokenizer's template puts before, between and after two texts: ids i32[p], i32[m], i32[s].
+
+    types: the token types of the five parts, prefix, first text, separator, second text and suffix.
+    """
+
+    prefix: Int32
+    separator: Int32
+    suffix: Int32
+    types: tuple[int, int, int, int, int]
+
+    @property
+    def count(self) -> int:
+        """Tokens that the template adds to a pair."""
+        return len(self.prefix) + len(self.separator) + len(self.suffix)
+
+    def join(self, first: Int32, second: Int32) -> tuple[Int32, Int32]:
+        """Ids and token types of the pair of two texts' own ids, i32[n] each."""
+        parts = (self.prefix, first, self.separator, second, self.suffix)
+        types = np.repeat(np.array(self.types, np.int32), [len(part) for part in parts])
+        return np.concatenate(parts), types
+
+
+@dataclass(frozen=True, slots=True)
 class Token:
     """One token of a text. start, stop: its characters' places in the text; None for special tokens."""
 
@@ -58,6 +82,15 @@ class Tokenizer(Protocol):
     @property
     def special_tokens(self) -> SpecialTokens:
         """What `encode` adds to each text."""
+        ...
+
+    @property
+    def pair_tokens(self) -> PairTokens:
+        """What joins two texts that are read as one."""
+        ...
+
+    def literal(self) -> Tokenizer:
+        """The same tokenizer, to which special tokens that a text spells out are ordinary words."""
         ...
 
     def encode(self, texts: Sequence[str]) -> list[Int32]:

@@ -9,7 +9,7 @@ import numpy as np
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
-from gateway.tokenization.base import SpecialTokens, Token
+from gateway.tokenization.base import PairTokens, SpecialTokens, Token
 from rose.batch import Int32
 from rose.errors import ModelLoadError
 
@@ -22,6 +22,7 @@ class HuggingFaceTokenizer:
         backend.no_padding()
         self._backend = backend
         self._special_tokens = _special_tokens(backend)
+        self._pair_tokens = _pair_tokens(backend)
         self._vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @classmethod
@@ -45,6 +46,17 @@ class HuggingFaceTokenizer:
     def special_tokens(self) -> SpecialTokens:
         """What the file's template adds to each text."""
         return self._special_tokens
+
+    @property
+    def pair_tokens(self) -> PairTokens:
+        """What the file's template adds to two texts."""
+        return self._pair_tokens
+
+    def literal(self) -> HuggingFaceTokenizer:
+        """A copy to which special tokens that a text spells out are ordinary words."""
+        backend = Backend.from_str(self._backend.to_str())
+        backend.encode_special_tokens = True
+        return HuggingFaceTokenizer(backend)
 
     def encode(self, texts: Sequence[str]) -> list[Int32]:
         """Ids of each text, i32[n], special tokens included.
@@ -86,3 +98,16 @@ def _special_tokens(backend: Backend) -> SpecialTokens:
     if len(text) == 0:
         return SpecialTokens(ids, ids[:0])
     return SpecialTokens(ids[: text[0]], ids[text[-1] + 1 :])
+
+
+def _pair_tokens(backend: Backend) -> PairTokens:
+    """Read the template for pairs off an encoded probe, whose tokens say which text they are of."""
+    probe = backend.encode("a", "b", add_special_tokens=True)
+    ids, texts = np.array(probe.ids, np.int32), probe.sequence_ids
+    if 0 not in texts or 1 not in texts:  # it knows no letters, so that no text comes through
+        return PairTokens(ids, ids[:0], ids[:0], (0, 0, 0, 0, 0))
+    first, second = texts.index(0), texts.index(1)
+    between, end = first + texts.count(0), second + texts.count(1)
+    types = [*probe.type_ids, 0]  # one more, for a suffix that is not there
+    prefix, one, middle, two, suffix = (types[at] for at in (0, first, between, second, end))
+    return PairTokens(ids[:first], ids[between:second], ids[end:], (prefix, one, middle, two, suffix))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from gateway.tokenization.base import SpecialTokens, Token, Tokenizer
+from gateway.tokenization.base import PairTokens, SpecialTokens, Token, Tokenizer
 from rose.batch import Int32
 
 # Characters of one call; half a second on one core. A job that is cancelled ends with the call that runs.
@@ -39,6 +39,11 @@ class TokenizerPool:
     def special_tokens(self) -> SpecialTokens:
         """What the tokenizer adds to each text."""
         return self._tokenizer.special_tokens
+
+    @property
+    def pair_tokens(self) -> PairTokens:
+        """What the tokenizer adds to two texts."""
+        return self._tokenizer.pair_tokens
 
     async def encode(self, texts: Sequence[str]) -> list[Int32]:
         """Ids of each text, i32[n], special tokens included, neither cut nor padded.
