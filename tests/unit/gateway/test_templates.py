@@ -129,7 +129,8 @@ async def test_qwen3_reranker_reads_its_authors_words() -> None:
         ids, types = template.join(pair)
         whole = (
             "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and"
-            ' the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+            ' the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+            "<|im_start|>user\n"
             "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n"
             f"<Query>: What is the capital of China?\n<Document>: {document}"
             "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
