@@ -102,7 +102,8 @@ def compile_object(kernel: ProductKernel, cache: Path) -> Path:
         def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
             return torch.empty(*shape, dtype=dtype, device="cuda")
 
-        x, weight, out = empty(_ROWS, _WIDTH), empty(2 * _WIDTH, _WIDTH), empty(_ROWS, 2 * _WIDTH)
+        x, weight = empty(_ROWS, _WIDTH), empty(2 * _WIDTH, _WIDTH)
+        out: torch.Tensor | None = empty(_ROWS, 2 * _WIDTH)
         scale = {"scale": empty(_ROWS, dtype=torch.float32)}
         options: dict[str, Any] = {}
         residual = None

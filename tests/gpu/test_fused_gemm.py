@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import cuda_utils.errors  # noqa: F401  (Triton's driver module takes the package's name once it is loaded)
 from rose.aot.products import DEFAULT_PRODUCTS, ProductKernel
 from rose.kernels.fused import HEAD_DIM, HEAD_EPS, FusedGemm, load
 from rose.kernels.norm import RmsNorm, add_rms_norm

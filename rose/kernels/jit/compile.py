@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+# Triton's driver, loaded with the first kernel, is a module of this name and hides the package from then on.
+import cuda_utils.errors  # noqa: F401
 from rose.kernels.early import current
 
 _compile_only: ContextVar[bool] = ContextVar("compile_only", default=False)
