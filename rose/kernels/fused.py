@@ -147,9 +147,8 @@ def choice(choices: Mapping[FusedKey, Sequence[FusedChoice]], key: FusedKey, m: 
 
 
 def fused_row_counts() -> set[int]:
-    """Numbers of rows that between them use every kernel of the table, and those just before."""
-    limits = {one.min_m for choices in table().values() for one in choices}
-    return limits | {limit - 1 for limit in limits}
+    """Numbers of rows that between them use every kernel of the table."""
+    return {one.min_m for choices in table().values() for one in choices}
 
 
 @functools.cache
