@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+
+import msgspec
 
 from gateway.errors import ApiError, ErrorKind, shown
 from scheduler.errors import DeadlineExpired
@@ -12,8 +13,7 @@ from scheduler.errors import DeadlineExpired
 HEADER = "x-request-timeout-ms"
 
 
-@dataclass(frozen=True, slots=True)
-class Deadline:
+class Deadline(msgspec.Struct, frozen=True):
     """started_s: when the request's head was read, on time.perf_counter. limit_s: seconds from then."""
 
     started_s: float

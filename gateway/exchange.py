@@ -8,9 +8,9 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
 from aiohttp import hdrs, web
 from multidict import istr
 
@@ -34,8 +34,7 @@ _ID_NUMBERS = itertools.count(1)
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """What a work route gets: the body, its codec, the codec that the answer shall have, and its deadline."""
 
     body: bytes
@@ -44,8 +43,7 @@ class Call:
     deadline: Deadline | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """What a route gives back when all went well."""
 
     body: bytes

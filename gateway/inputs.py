@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TypeAlias, cast
 
+import msgspec
 import numpy as np
 
 from gateway.errors import ApiError, ErrorKind
@@ -33,8 +34,7 @@ class Texts:
         return self.query_name if self.num_queries == 1 else f"{self.query_name}[{index}]"
 
 
-@dataclass(frozen=True, slots=True)
-class TokenIds:
+class TokenIds(msgspec.Struct, frozen=True):
     """Sequences of ids, i32[n] with n >= 1, each id in [0, vocab_size). name: the field they came from."""
 
     sequences: list[Int32]
