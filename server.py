@@ -16,6 +16,7 @@ import os
 import shlex
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -32,7 +33,7 @@ from aiohttp import web
 from gateway import flags as gateway_flags
 from gateway.app import HEALTH, create_app
 from gateway.options import GatewayOptions
-from gateway.startup import Port, listen_on
+from gateway.startup import Port, listen_at, listen_on, tls_context
 from gateway.tokenization.huggingface import HuggingFaceTokenizer
 from rose import flags as rose_flags
 from rose.batch import Engine, EngineInfo
@@ -62,6 +63,7 @@ class ServerOptions:
     """Everything that the command line and the environment decide.
 
     tokenizer: a tokenizer.json; None: the model folder's, if it has one.
+    uds: a unix socket to listen at, instead of host and port. tls_cert, tls_key: PEM files; None: plain HTTP.
     drain_s: seconds that a shutdown gives accepted requests.
     """
 
@@ -70,6 +72,9 @@ class ServerOptions:
     tokenizer: Path | None
     host: str
     port: int
+    uds: Path | None
+    tls_cert: Path | None
+    tls_key: Path | None
     drain_s: float
     log_level: str
     engine: EngineOptions
@@ -105,6 +110,18 @@ def build_parser() -> argparse.ArgumentParser:
     http.add_argument(
         "--port", metavar="N", type=int, default=8000, help="0 takes a free one; default: %(default)s"
     )
+    http.add_argument(
+        "--uds", metavar="PATH", type=Path, help="listen at this unix socket, and not on --host and --port"
+    )
+    http.add_argument(
+        "--tls-cert",
+        metavar="PATH",
+        type=Path,
+        help="PEM file with the certificate and its chain: speak HTTPS only; default: HTTP",
+    )
+    http.add_argument(
+        "--tls-key", metavar="PATH", type=Path, help="PEM file with its key; default: it is in --tls-cert"
+    )
     gateway_flags.add_http_flags(http)
     http.add_argument(
         "--drain-s",
@@ -136,6 +153,8 @@ def parse_options(argv: Sequence[str] | None = None) -> ServerOptions:
         parser.error(f"argument --port: {args.port} is not in 0..65535")
     if not 0 <= args.drain_s < float("inf"):
         parser.error(f"argument --drain-s: {args.drain_s} is not a number of seconds")
+    if args.tls_key is not None and args.tls_cert is None:
+        parser.error("argument --tls-key: there is no --tls-cert")
     try:
         return ServerOptions(
             model=args.model,
@@ -143,6 +162,9 @@ def parse_options(argv: Sequence[str] | None = None) -> ServerOptions:
             tokenizer=args.tokenizer,
             host=args.host,
             port=args.port,
+            uds=args.uds,
+            tls_cert=args.tls_cert,
+            tls_key=args.tls_key,
             drain_s=args.drain_s,
             log_level=args.log_level,
             engine=rose_flags.engine_options(args),
@@ -157,6 +179,8 @@ def describe(options: ServerOptions) -> dict[str, object]:
     """The settings as plain values, for the block at start and for /info. Keys are counted, not shown."""
     settings = dataclasses.asdict(options)
     settings["tokenizer"] = str(options.tokenizer) if options.tokenizer else "the model's own"
+    for name in ("uds", "tls_cert", "tls_key"):
+        settings[name] = None if settings[name] is None else str(settings[name])
     settings["gateway"]["api_keys"] = len(options.gateway.api_keys)
     return settings
 
@@ -271,7 +295,7 @@ class Server:
         )
         await self._port.serve(app)
         quiet_collector()
-        announce(options, engine.info, self._port.url, text=tokenizer is not None)
+        announce(options, engine.info, self._port, text=tokenizer is not None)
         return engine, batcher, app
 
     async def _stop(self, batcher: Batcher) -> None:
@@ -313,15 +337,17 @@ async def ended_within(limit_s: float, work: Callable[[], None]) -> bool:
     return bool(done)
 
 
-def announce(options: ServerOptions, info: EngineInfo, url: str, *, text: bool) -> None:
+def announce(options: ServerOptions, info: EngineInfo, port: Port, *, text: bool) -> None:
     """Say that the server is ready, and what to type next."""
     name = (*options.gateway.served_model_names, info.model)[0]
     body = json.dumps({"model": name, "input": "Hello, world" if text else [1, 2, 3]})
     key = '-H "Authorization: Bearer $BOUQUET_API_KEY" ' if options.gateway.api_keys else ""
+    place = port.url if port.path is None else port.path
+    where = port.url if port.path is None else f"--unix-socket {shlex.quote(port.path)} {port.url}"
     print(
-        f"ready after {time.perf_counter() - STARTED_S:.1f} s at {url}: {name}, {info.architecture}, "
+        f"ready after {time.perf_counter() - STARTED_S:.1f} s at {place}: {name}, {info.architecture}, "
         f"{info.dtype} on {info.device}, {info.dimensions} dimensions, up to {info.max_model_len} tokens\n"
-        f"curl -s {url}/v1/embeddings {key}-H 'Content-Type: application/json' -d {shlex.quote(body)}",
+        f"curl -s {where}/v1/embeddings {key}-H 'Content-Type: application/json' -d {shlex.quote(body)}",
         flush=True,
     )
 
@@ -340,12 +366,26 @@ def listening_socket(options: ServerOptions) -> socket.socket:
     Raises:
         StartError: the address is in use, or not to be had.
     """
-    where = f"{options.host}:{options.port}"
+    where = f"{options.host}:{options.port}" if options.uds is None else str(options.uds)
     try:
-        return listen_on(options.host, options.port)
+        return listen_on(options.host, options.port) if options.uds is None else listen_at(str(options.uds))
     except OSError as error:
         reason = "another process listens there" if error.errno == errno.EADDRINUSE else error.strerror
         raise StartError(f"cannot listen on {where}: {reason}; choose another --port or --host") from error
+
+
+def tls(options: ServerOptions) -> ssl.SSLContext | None:
+    """What --tls-cert and --tls-key say.
+
+    Raises:
+        StartError: a file cannot be read, or they do not belong together.
+    """
+    if options.tls_cert is None:
+        return None
+    try:
+        return tls_context(options.tls_cert, options.tls_key)
+    except OSError as error:  # ssl.SSLError is one
+        raise StartError(f"cannot use --tls-cert {options.tls_cert}: {error}") from error
 
 
 def set_up_logging(level: str) -> None:
@@ -363,11 +403,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     set_up_logging(options.log_level)
     print_settings(describe(options))
 
-    async def serve(listening: socket.socket) -> int:
-        return await Server(options, Port(listening)).run()
+    async def serve(listening: socket.socket, context: ssl.SSLContext | None) -> int:
+        return await Server(options, Port(listening, context)).run()
 
     try:
-        return uvloop.run(serve(listening_socket(options)))
+        context = tls(options)
+        return uvloop.run(serve(listening_socket(options), context))
     except (StartError, ModelLoadError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         leave(START_FAILED)

@@ -18,6 +18,7 @@ from scheduler.errors import (
     StepOutOfMemory,
 )
 
+INTERNAL_MESSAGE = "internal error; the server's log has the details"
 _MAX_QUOTED = 100
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 class ErrorKind(enum.Enum):
     """What went wrong: (HTTP status, OpenAI `type`, OpenAI `code`)."""
 
+    INVALID_HTTP = (HTTPStatus.BAD_REQUEST, "invalid_request_error", "invalid_http")
     INVALID_BODY = (HTTPStatus.BAD_REQUEST, "invalid_request_error", "invalid_body")
     INVALID_VALUE = (HTTPStatus.BAD_REQUEST, "invalid_request_error", "invalid_value")
     INPUT_TOO_LONG = (HTTPStatus.BAD_REQUEST, "invalid_request_error", "context_length_exceeded")
@@ -146,7 +148,7 @@ def from_exception(error: Exception) -> ApiError:
     if isinstance(error, EngineDead | Draining):
         return ApiError(ErrorKind.UNAVAILABLE, str(error), closes=True)
     log.error("a request failed inside the gateway", exc_info=error)
-    return ApiError(ErrorKind.INTERNAL, "internal error; the server's log has the details")
+    return ApiError(ErrorKind.INTERNAL, INTERNAL_MESSAGE)
 
 
 def retry_headers(retry_after_s: float) -> tuple[tuple[str, str], ...]:

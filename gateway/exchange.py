@@ -23,7 +23,7 @@ from gateway.media import Media, answer_media, request_media
 from gateway.metrics import ELSEWHERE, GatewayMetrics, RouteMetrics
 from gateway.options import GatewayOptions
 from gateway.schemas import encode
-from gateway.whole import whole_response
+from gateway.whole import signalled_response, whole_response
 
 REQUEST_ID, TOTAL_TIME, TIMEOUT = istr("x-request-id"), istr("x-total-time"), istr(HEADER)
 _ID_WANTED = re.compile(r"[\x21-\x7e]{1,128}")
@@ -63,6 +63,7 @@ class Door:
         self._keys = KeyRing(options.api_keys)
         self._bodies = BodyReader(options.max_body_bytes, options.body_timeout_s)
         self._timeout_s = options.request_timeout_s
+        self._respond = signalled_response if options.cors_origins else whole_response
         self._max_outstanding = options.max_outstanding_requests
         self._metrics = metrics
         self._drain_s = drain_s
@@ -74,7 +75,7 @@ class Door:
 
         path: what its counters are called. shape: how errors are told, unless the error knows better.
         """
-        metrics, observed = self._metrics, self._metrics.route(path)
+        metrics, observed, respond = self._metrics, self._metrics.route(path), self._respond
 
         async def handle(request: web.Request) -> web.StreamResponse:
             started_s = time.perf_counter()
@@ -99,7 +100,7 @@ class Door:
                 return self._refuse(request, told, observed, started_s, codec)
             finally:
                 metrics.outstanding -= 1
-            return whole_response(request, _headers(request, 200, answer, observed, started_s), answer.body)
+            return respond(request, _headers(request, 200, answer, observed, started_s), answer.body)
 
         return handle
 
@@ -155,7 +156,7 @@ class Door:
 
 
 def refuse(
-    request: web.Request,
+    request: web.BaseRequest,
     error: ApiError,
     codec: Media = Media.JSON,
     observed: RouteMetrics | None = None,
@@ -171,7 +172,7 @@ def refuse(
 
 
 def _response(
-    request: web.Request,
+    request: web.BaseRequest,
     status: int,
     answer: Answer,
     observed: RouteMetrics | None,
@@ -182,7 +183,7 @@ def _response(
 
 
 def _headers(
-    request: web.Request,
+    request: web.BaseRequest,
     status: int,
     answer: Answer,
     observed: RouteMetrics | None,
@@ -199,7 +200,7 @@ def _headers(
     return headers
 
 
-def _request_id(request: web.Request) -> str:
+def _request_id(request: web.BaseRequest) -> str:
     """The client's own id if it is printable ASCII of up to 128 characters, else a new one."""
     given = request.headers.get(REQUEST_ID)
     if given is not None and _ID_WANTED.fullmatch(given):

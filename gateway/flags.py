@@ -30,6 +30,28 @@ def add_http_flags(group: Group) -> None:
         "open; repeatable; who can list processes can read flags, but not BOUQUET_API_KEY; default: none",
     )
     group.add_argument(
+        "--api-key-file",
+        metavar="PATH",
+        type=_key_file,
+        default=(),
+        help="more of them, one a line; empty lines and lines that begin with # do not count; default: none",
+    )
+    group.add_argument(
+        "--cors-origin",
+        metavar="ORIGIN",
+        action="append",
+        default=[],
+        help="pages of this origin (https://host) may use the server from a browser; * for any; repeatable; "
+        "default: none",
+    )
+    group.add_argument(
+        "--api-dialect",
+        choices=("openai", "perplexity"),
+        default=GatewayOptions().api_dialect,
+        help="what /v1/embeddings answers when a request names no encoding_format: floats and OpenAI's "
+        "errors, or base64_int8 and Perplexity's; default: %(default)s",
+    )
+    group.add_argument(
         "--tokenizer",
         metavar="PATH",
         type=_tokenizer_file,
@@ -70,6 +92,35 @@ def add_limit_flags(group: Group) -> None:
         help="a request not started on the device by then gets 504; default: %(default)s",
     )
     group.add_argument(
+        "--max-outstanding-requests",
+        metavar="N",
+        type=int,
+        default=defaults.max_outstanding_requests,
+        help="requests under way at once, from head to answer; more get 429 before their body is read; "
+        "default: %(default)s",
+    )
+    group.add_argument(
+        "--body-timeout-s",
+        metavar="SECONDS",
+        type=float,
+        default=defaults.body_timeout_s,
+        help="a body that has not come by then gets 408; default: %(default)s",
+    )
+    group.add_argument(
+        "--perplexity-max-items",
+        metavar="N",
+        type=int,
+        default=defaults.perplexity_max_items,
+        help="--max-items of requests in Perplexity's dialect; default: %(default)s",
+    )
+    group.add_argument(
+        "--perplexity-max-request-tokens",
+        metavar="TOKENS",
+        type=int,
+        default=defaults.perplexity_max_request_tokens,
+        help="--max-request-tokens of requests in Perplexity's dialect; default: %(default)s",
+    )
+    group.add_argument(
         "--tokenizer-threads",
         metavar="N",
         type=int,
@@ -86,13 +137,30 @@ def gateway_options(args: argparse.Namespace, more_keys: Sequence[str]) -> Gatew
     """
     return GatewayOptions(
         served_model_names=tuple(args.served_model_name),
-        api_keys=(*args.api_key, *more_keys),
+        api_keys=(*args.api_key, *args.api_key_file, *more_keys),
         max_items=args.max_items,
         max_request_tokens=args.max_request_tokens,
         max_body_bytes=args.max_body_bytes,
         request_timeout_s=args.request_timeout_s,
+        max_outstanding_requests=args.max_outstanding_requests,
+        body_timeout_s=args.body_timeout_s,
+        api_dialect=args.api_dialect,
+        perplexity_max_items=args.perplexity_max_items,
+        perplexity_max_request_tokens=args.perplexity_max_request_tokens,
+        cors_origins=tuple(args.cors_origin),
         tokenizer_threads=args.tokenizer_threads,
     )
+
+
+def _key_file(text: str) -> tuple[str, ...]:
+    try:
+        lines = Path(text).expanduser().read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"cannot read {text}: {error}") from error
+    keys = tuple(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
+    if not keys:  # else a file that was emptied by mistake would open the server to everyone
+        raise argparse.ArgumentTypeError(f"{text} has no key in it")
+    return keys
 
 
 def _tokenizer_file(text: str) -> Path:

@@ -7,6 +7,10 @@ import logging
 from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 from aiohttp.http import HttpProcessingError
+from aiohttp.web_protocol import RequestHandler
+
+from gateway.errors import INTERNAL_MESSAGE, ApiError, ErrorKind, shown
+from gateway.exchange import refuse
 
 ACCESS_LOG = logging.getLogger("gateway.access")
 HTTP_LOG = logging.getLogger("gateway.http")
@@ -45,12 +49,49 @@ class AccessLogger(AbstractAccessLogger):
         )
 
 
+class _Connection(RequestHandler):
+    """Tells also those in our words whose bytes are no HTTP; aiohttp's own would be plain text."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        super().handle_error(request, status, exc, message)  # logs, and raises if an answer was begun
+        if status >= ErrorKind.INTERNAL.status:
+            return refuse(request, ApiError(ErrorKind.INTERNAL, INTERNAL_MESSAGE, closes=True))
+        words = shown(" ".join(str(message).split()))
+        return refuse(
+            request, ApiError(ErrorKind.INVALID_HTTP, f"this is no HTTP request: {words}", closes=True)
+        )
+
+
+class _Server(web.Server):
+    """Makes such connections."""
+
+    def __call__(self) -> _Connection:
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+
+class _Runner(web.AppRunner):
+    """Makes such a server. aiohttp has no public place to choose the class, so that of its own is changed."""
+
+    async def _make_server(self) -> web.Server:
+        server = await super()._make_server()
+        server.__class__ = _Server
+        return server
+
+
 async def prepare(app: web.Application) -> web.AppRunner:
     """A started `app` that answers on no socket yet; end it with `await runner.cleanup()`.
 
     A handler is cancelled when its client leaves, which frees its place in the queue.
     """
-    runner = web.AppRunner(
+    runner = _Runner(
         app,
         handler_cancellation=True,
         logger=HTTP_LOG,

@@ -35,6 +35,7 @@ class GatewayOptions:
     body_timeout_s: seconds in which a body must have come; then 408.
     api_dialect: "openai" or "perplexity": what /v1/embeddings speaks when a request names no encoding_format.
     perplexity_max_items, perplexity_max_request_tokens: of a request in Perplexity's dialect.
+    cors_origins: pages of these origins may use the server from a browser; "*": of any.
     tokenizer_threads: threads that tokenise long texts beside the loop; they share one tokenizer.
     inline_text_chars: texts of up to this many characters in all are tokenised on the loop itself.
 
@@ -53,6 +54,7 @@ class GatewayOptions:
     api_dialect: Literal["openai", "perplexity"] = "openai"
     perplexity_max_items: int = 512
     perplexity_max_request_tokens: int = 120_000
+    cors_origins: tuple[str, ...] = ()
     tokenizer_threads: int = 4
     inline_text_chars: int = 256
 

@@ -6,7 +6,12 @@ The socket is bound before anything slow: a port in use is found at once, and pr
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
+import ssl
+from contextlib import suppress
+from pathlib import Path
 
 from aiohttp import hdrs, web
 
@@ -43,30 +48,70 @@ def listen_on(host: str, port: int) -> socket.socket:
     return listening
 
 
+def listen_at(path: str) -> socket.socket:
+    """A listening unix socket at `path`. One that a dead server left behind is replaced.
+
+    Raises:
+        OSError: a live server listens there, or the path cannot be written.
+    """
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with suppress(ConnectionRefusedError, FileNotFoundError), socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(path)
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), path)
+        if Path(path).is_socket():
+            Path(path).unlink()
+        listening.bind(path)
+        listening.listen(BACKLOG)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def tls_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
+    """TLS 1.2 and later with a PEM certificate chain. key: None: it is in the certificate's file.
+
+    Raises:
+        OSError, ssl.SSLError: a file cannot be read, or the two do not belong together.
+    """
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    return context
+
+
 class Port:
     """One listening socket and what answers on it: first "loading", later the application.
 
     Connections opened while loading are closed after their answer, so that later ones reach the application.
     """
 
-    def __init__(self, listening: socket.socket) -> None:
-        """listening: from `listen_on`; closed with the port."""
+    def __init__(self, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """listening: from `listen_on` or `listen_at`; closed with the port. tls: speak HTTPS."""
         self._socket = listening
-        self._url = _url(listening)
+        self._tls = tls
+        self._path = listening.getsockname() if listening.family == socket.AF_UNIX else None
+        self._url = _url(listening, "http" if tls is None else "https")
         self._listener: asyncio.Server | None = None
         self._loading: web.AppRunner | None = None
         self._running: web.AppRunner | None = None
 
     @property
     def url(self) -> str:
-        """Where a client on this machine finds the server."""
+        """Where a client on this machine finds the server; of a unix socket, what goes into its requests."""
         return self._url
+
+    @property
+    def path(self) -> str | None:
+        """The unix socket's path, if it is one."""
+        return self._path
 
     async def open(self) -> None:
         """Answer: /health is 200, everything else 503 with Retry-After."""
         self._loading = await prepare(_loading_app())
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(self._connection, sock=self._socket, backlog=BACKLOG)
+        listen = loop.create_server if self._path is None else loop.create_unix_server
+        self._listener = await listen(self._connection, sock=self._socket, backlog=BACKLOG, ssl=self._tls)
 
     async def serve(self, app: web.Application) -> None:
         """From the next connection on, `app` answers."""
@@ -76,6 +121,9 @@ class Port:
         """Refuse new connections; the open ones go on."""
         if self._listener is not None:
             self._listener.close()
+            self._listener = None
+            if self._path is not None:
+                Path(self._path).unlink(missing_ok=True)
 
     async def close(self) -> None:
         """End every connection, after its answer if one is being made, and the applications."""
@@ -92,10 +140,12 @@ class Port:
         return runner.server()
 
 
-def _url(listening: socket.socket) -> str:
+def _url(listening: socket.socket, scheme: str) -> str:
+    if listening.family == socket.AF_UNIX:
+        return f"{scheme}://localhost"
     host, port = listening.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _loading_app() -> web.Application:

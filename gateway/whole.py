@@ -52,6 +52,11 @@ def whole_response(
     return web.Response(body=body, headers=headers)
 
 
+def signalled_response(_: web.Request, headers: Iterable[tuple[str, str]], body: bytes) -> web.StreamResponse:
+    """As `whole_response`, for applications whose on_response_prepare adds headers."""
+    return web.Response(body=body, headers=headers)
+
+
 @lru_cache(maxsize=1)
 def _date(second: int) -> str:
     return formatdate(second, usegmt=True)

@@ -146,7 +146,10 @@ async def test_what_is_no_http_is_400_and_no_noise_in_the_log(
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(data)
     async with asyncio.timeout(5):
-        assert b" 400 " in (await reader.read()).partition(b"\r\n")[0]
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert b" 400 " in head.partition(b"\r\n")[0]
+    assert b"Content-Type: application/json" in head
+    assert json.loads(body)["error"]["code"] == "invalid_http"
     writer.close()
     await until(lambda: server.connections == 0)
     assert not caplog.records

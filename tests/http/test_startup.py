@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+import ssl
+import subprocess
+from pathlib import Path
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from gateway.startup import Port, listen_on
+from gateway.startup import Port, listen_at, listen_on, tls_context
 
 
 async def get(url: str, session: aiohttp.ClientSession) -> tuple[int, str]:
@@ -64,3 +68,84 @@ def test_every_address_is_shown_as_one_that_a_client_can_use() -> None:
 def test_ipv6_addresses_are_bracketed() -> None:
     with listen_on("::", 0) as listening:
         assert Port(listening).url.startswith("http://[::1]:")
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A self-signed PEM for localhost, key and certificate in one file."""
+    file = tmp_path / "server.pem"
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        [
+            *[
+                "openssl",
+                "req",
+                "-x509",
+                "-newkey",
+                "rsa:2048",
+                "-nodes",
+                "-days",
+                "2",
+                "-subj",
+                "/CN=localhost",
+                "-addext",
+            ],
+            *("subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    file.write_bytes(key.read_bytes() + certificate.read_bytes())
+    return file
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+async def test_https(certificate: Path) -> None:
+    port = Port(listen_on("127.0.0.1", 0), tls_context(certificate, None))
+    assert port.url.startswith("https://127.0.0.1:")
+    await port.open()
+    try:
+        trusting = ssl.create_default_context(cafile=str(certificate))
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trusting)) as session,
+            session.get(f"{port.url}/health") as answer,
+        ):
+            assert answer.status == 200
+        async with aiohttp.ClientSession() as distrusting:
+            with pytest.raises(aiohttp.ClientConnectorCertificateError):
+                await get(f"{port.url}/health", distrusting)
+    finally:
+        await port.close()
+
+
+def test_a_bad_certificate_is_found_at_once(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.pem"
+    bad.write_text("no certificate")
+    for path in (bad, tmp_path / "missing.pem"):
+        with pytest.raises(OSError):
+            tls_context(path, None)
+
+
+async def test_a_unix_socket_is_served_and_cleared_away(tmp_path: Path) -> None:
+    path = tmp_path / "bouquet.sock"
+    for _ in range(2):  # the second replaces what the first left behind
+        port = Port(listen_at(str(path)))
+        assert port.path == str(path)
+        await port.open()
+        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session:
+            assert await get(f"{port.url}/health", session) == (200, '{"status":"ok"}')
+            with pytest.raises(OSError, match="in use"):
+                listen_at(str(path))
+        await port.close()
+        assert not path.exists()
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path))
+
+
+def test_a_file_at_the_socket_s_path_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("precious")
+    with pytest.raises(OSError):
+        listen_at(str(path))
+    assert path.read_text() == "precious"

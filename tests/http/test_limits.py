@@ -1,0 +1,150 @@
+"""How much, how long and how packed: requests under way, deadlines, slow bodies, compressions."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import resource
+import zlib
+
+import numpy as np
+import pytest
+from backports import zstd
+
+from gateway.options import GatewayOptions
+from scheduler.options import SchedulerOptions
+from tests.fakes import FakeEngine
+from tests.http.served import PATHS, Served, expected, serving, until
+
+BODY = json.dumps({"input": [1, 2]}).encode()
+
+
+async def test_more_requests_than_may_be_under_way_are_429_at_once() -> None:
+    engine = FakeEngine(service_s=None)
+    async with serving(GatewayOptions(max_outstanding_requests=5), engine=engine) as server:
+        requests = [asyncio.ensure_future(server.embed({"input": [[1]] * 5})) for _ in range(25)]
+        await until(lambda: sum(request.done() for request in requests) == 20)
+        refused = [await request for request in requests if request.done()]
+        for reply in refused:
+            assert (reply.status, reply.error["code"]) == (429, "overloaded")
+            assert int(reply.headers["Retry-After"]) >= 1
+        assert (await server.send("GET", "/health")).status == 200
+        while not all(request.done() for request in requests):
+            if engine.running:
+                engine.finish()
+            await asyncio.sleep(0)
+        assert [(await request).status for request in requests].count(200) == 5
+        engine._service_s = 0.0
+        await server.assert_works()
+
+
+async def test_retry_after_is_what_waits_by_the_measured_rate() -> None:
+    engine = FakeEngine(service_s=0.02)
+    scheduling = SchedulerOptions(max_in_flight=1)
+    async with serving(
+        GatewayOptions(max_outstanding_requests=2), engine=engine, scheduling=scheduling
+    ) as server:
+        for _ in range(3):
+            await server.embed({"input": [[1] * 100]})
+        engine._service_s = None
+        running = asyncio.ensure_future(server.embed({"input": [[1] * 100]}))
+        await until(lambda: len(engine.running) == 1)
+        waiting = asyncio.ensure_future(server.embed({"input": [[1] * 500] * 20}))
+        await until(lambda: server.batcher.metrics.waiting_tokens == 10_000)
+        rate = server.batcher.metrics.tokens_per_s
+        assert rate > 0
+        reply = await server.embed({"input": [1]})
+        assert reply.status == 429
+        assert abs(int(reply.headers["retry-after-ms"]) - 10_000 / rate * 1e3) <= 1
+        for request in (running, waiting):
+            request.cancel()
+
+
+@pytest.mark.parametrize("path", [PATHS[0], "/embed"])
+async def test_a_request_can_ask_for_less_time(path: str) -> None:
+    engine = FakeEngine(service_s=None)
+    async with serving(engine=engine, scheduling=SchedulerOptions(max_in_flight=1)) as server:
+        running = asyncio.ensure_future(server.embed({"input": [1]}))
+        await until(lambda: len(engine.running) == 1)
+        body = {"input": [2], "inputs": [2]}
+        reply = await server.embed(body, path=path, headers={"x-request-timeout-ms": "30"})
+        assert reply.status == 504
+        assert "not started within 0.0" in reply.body.decode()
+        engine.finish()
+        assert (await running).status == 200
+        assert len(engine.batches) == 1  # what had expired was never launched
+
+
+async def test_a_request_cannot_ask_for_more_time_than_the_server_gives() -> None:
+    engine = FakeEngine(service_s=None)
+    options = GatewayOptions(request_timeout_s=0.03)
+    async with serving(options, engine=engine, scheduling=SchedulerOptions(max_in_flight=1)) as server:
+        running = asyncio.ensure_future(server.embed({"input": [1]}))
+        await until(lambda: len(engine.running) == 1)
+        reply = await server.embed({"input": [2]}, headers={"x-request-timeout-ms": "100000"})
+        assert reply.status == 504
+        engine.finish()
+        await running
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "inf", ""])
+async def test_odd_timeouts_are_400(server: Served, value: str) -> None:
+    reply = await server.embed({"input": [1]}, headers={"x-request-timeout-ms": value})
+    assert (reply.status, reply.error["param"]) == (400, "x-request-timeout-ms")
+
+
+async def test_a_body_that_does_not_come_is_408_and_the_connection_closes() -> None:
+    async with serving(GatewayOptions(body_timeout_s=0.05)) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        head = f"POST {PATHS[0]} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: {len(BODY)}\r\n\r\n".encode() + BODY[:5])
+        async with asyncio.timeout(10):
+            answer = await reader.readuntil(b"}}")
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"\r\nConnection: close\r\n" in answer
+        assert b'"code":"body_timeout"' in answer
+        writer.close()
+        await server.assert_works()
+
+
+COMPRESS = {
+    "gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "zstd": zstd.compress,
+    "identity": bytes,
+    "GZIP": gzip.compress,
+}
+
+
+@pytest.mark.parametrize("encoding", COMPRESS)
+async def test_compressed_bodies(server: Served, encoding: str) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+    for body in (BODY, BODY[:-1] + b" " * 100_000 + b"}"):
+        reply = await server.send("POST", PATHS[0], data=COMPRESS[encoding](body), headers=headers)
+        assert reply.status == 200, reply.body
+        np.testing.assert_allclose(reply.vectors, [expected([1, 2])], rtol=1e-6)
+
+
+@pytest.mark.parametrize("encoding", ["compress", "snappy", "gzip, gzip", "aes128gcm", ""])
+async def test_unknown_compressions_are_415_and_name_the_known(server: Served, encoding: str) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+    reply = await server.send("POST", PATHS[0], data=BODY, headers=headers)
+    assert (reply.status, reply.error["code"]) == (415, "unsupported_media_type")
+    assert {"gzip", "deflate", "zstd"} <= set(reply.headers["Accept-Encoding"].split(", "))
+    await server.assert_works()
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd"])
+async def test_a_bomb_is_413_and_takes_no_memory(encoding: str) -> None:
+    """400 MB of blanks in a body of some 400 kB, or less."""
+    async with serving(GatewayOptions(max_body_bytes=1_000_000)) as server:
+        bomb = COMPRESS[encoding](b" " * 400_000_000)
+        assert len(bomb) < 1_000_000
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+        reply = await server.send("POST", PATHS[0], data=bomb, headers=headers)
+        assert (reply.status, reply.error["code"]) == (413, "body_too_large")
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        assert grown < 60, f"{grown} MiB"
+        await server.assert_works()
