@@ -77,19 +77,8 @@ def certificate(tmp_path: Path) -> Path:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     subprocess.run(
         [
-            *[
-                "openssl",
-                "req",
-                "-x509",
-                "-newkey",
-                "rsa:2048",
-                "-nodes",
-                "-days",
-                "2",
-                "-subj",
-                "/CN=localhost",
-                "-addext",
-            ],
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=localhost", "-addext"),
             *("subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)),
         ],
         check=True,
