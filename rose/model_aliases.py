@@ -42,6 +42,9 @@ ALIASES: dict[str, Alias] = {
         Alias("multilingual-e5-small", "intfloat/multilingual-e5-small"),
         Alias("bge-m3", "BAAI/bge-m3"),
         Alias("bge-reranker", "BAAI/bge-reranker-v2-m3"),
+        Alias("nomic-embed", "nomic-ai/nomic-embed-text-v1.5"),
+        Alias("modernbert-embed", "nomic-ai/modernbert-embed-base"),
+        Alias("embeddinggemma", "google/embeddinggemma-300m"),
         Alias("pplx-embed", "perplexity-ai/pplx-embed-v1-0.6b", "2c4d510dd4a732063c31a0f70193e35067b51fd8"),
         Alias("pplx-embed-4b", "perplexity-ai/pplx-embed-v1-4b", "06456497a00540a582918fe8dcd3a5eabb207772"),
         Alias(

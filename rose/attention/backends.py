@@ -31,8 +31,8 @@ def load_backends(
 
     Kernels come from `aot_dirs` (default: the checkout's `.aot` and the user cache). Only where those hold
     none, one is compiled from an installed package (`compile_missing`): FlashAttention-4 in seconds, or
-    FlashInfer in minutes the first time. None of these has windows. What is missing or broken is logged, never
-    raised.
+    FlashInfer in minutes the first time. None of these has windows. What is missing or broken is only
+    logged.
     """
     backends: dict[str, AttentionBackend] = {}
     if spec.device.type == "cuda" and spec.dtype in TENSOR_CORE_DTYPES and spec.window is None:

@@ -44,8 +44,10 @@ class Mask:
     causal: bool = False
     window: int | None = None
 
-    def hidden(self, n: int, device: torch.device) -> Tensor:
-        """bool[n, n]: what each query does not see."""
+    def hidden(self, n: int, device: torch.device) -> Tensor | None:
+        """bool[n, n]: what each query does not see; None if it sees all."""
+        if not self.causal and self.window is None:
+            return None
         ahead = torch.arange(n, device=device)[None] - torch.arange(n, device=device)[:, None]
         hidden = (ahead > 0) & self.causal
         return hidden if self.window is None else hidden | (ahead.abs() > self.window)
@@ -61,7 +63,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = No
     out, hidden = torch.empty_like(q), mask.hidden(n, q.device)
     for head in range(num_heads):
         scores = q[:, head] @ k[:, head // group].T * (head_dim**-0.5 if scale is None else scale)
-        scores.masked_fill_(hidden, -math.inf)
+        if hidden is not None:
+            scores.masked_fill_(hidden, -math.inf)
         out[:, head] = scores.softmax(-1) @ v[:, head // group]
     return out.reshape(n, num_heads * head_dim)
 

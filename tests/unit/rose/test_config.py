@@ -43,6 +43,7 @@ QWEN3 = {
     "vocab_size": 101,
 }
 ST = "sentence_transformers.models."
+MODERNBERT_WINDOWS = (*(None, 64, 64) * 7, None)
 TODAY = "sentence_transformers.sentence_transformer.modules.pooling."
 
 
@@ -101,6 +102,9 @@ def _embeds(
         ("pplx-embed-context-4b", _embeds(2560, 36, 32768, "mean", 151936) | {"quantizer": "tanh_int8"}),
         ("qwen3-embedding", _embeds(1024, 28, 32768, "last", 151669) | {"causal": True, "normalize": True}),
         ("qwen3-embedding-4b", _embeds(2560, 36, 40960, "last", 151665) | {"rope_theta": 1e6}),
+        ("nomic-embed", _embeds(768, 12, 8192, "mean", 30528) | {"rope_theta": 1000.0, "position_offset": 0}),
+        ("modernbert-embed", _embeds(768, 22, 8192, "mean", 50368) | {"windows": MODERNBERT_WINDOWS}),
+        ("embeddinggemma", _embeds(768, 24, 2048, "mean", 262144) | {"dimensions": 768, "head_dim": 256}),
         ("qwen3-reranker", {"task": "score", "architecture": "qwen3", "vocab_size": 151669}),
         ("bge-reranker", {"task": "score", "architecture": "bert", "norm_eps": 1e-5, "type_vocab_size": 1}),
     ],
@@ -202,6 +206,7 @@ def test_the_class_decides_without_modules(tmp_path: Path) -> None:
 
 def test_auto_map_names_the_class_if_architectures_do_not(tmp_path: Path) -> None:
     fields = QWEN3 | {"architectures": None, "auto_map": {"AutoModel": "modeling.PPLXQwen3ContextualModel"}}
+    fields["sep_token_id"] = 100
     config = load_config(_folder(tmp_path, fields))
     assert (config.pooling, config.quantizer) == ("mean", "tanh_int8")
 

@@ -1,0 +1,210 @@
+"""Every alias at full size in bf16 against fp32, and what only the families with rotation have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rose.attention.backends import load_backends
+from rose.attention.base import AttentionBackend, AttentionSpec
+from rose.attention.reference import reference_attention, relative_error
+from rose.attention.sdpa import SdpaAttention
+from rose.config import load_config
+from rose.device_batch import DeviceBatch, Outputs
+from rose.heads.dense import dense_stages
+from rose.models import bert, qwen3
+from rose.models.registry import Model, build_model
+from rose.reference import reference_vectors
+from rose.weights import DummyWeights
+
+pytestmark = pytest.mark.gpu
+
+PRESETS = Path(__file__).resolve().parents[2] / "rose" / "presets"
+CUDA = torch.device("cuda")
+MAX_TOKENS = 1024
+ROTARY = ["nomic-embed", "modernbert-embed", "embeddinggemma"]
+ALIASES = [
+    "minilm",
+    "bge-small",
+    "bge-base",
+    "bge-large",
+    "multilingual-e5-small",
+    "bge-m3",
+    *ROTARY,
+    "qwen3-embedding",
+    "pplx-embed",
+    "pplx-embed-4b",
+]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model with random weights, and an attention backend for the layers that see all."""
+
+    model: Model
+    weights: DummyWeights
+    attention: AttentionBackend
+
+    def sequences(self, lengths: list[int], seed: int = 0) -> list[np.ndarray]:
+        rng = np.random.default_rng(seed)
+        return [rng.integers(2, self.model.config.vocab_size, length, dtype=np.int32) for length in lengths]
+
+    def batch(self, sequences: list[np.ndarray], padded_to: int, filler: int = 0) -> DeviceBatch:
+        """Padded with `filler` to `padded_to` tokens, and with one empty sequence."""
+        offsets = np.cumsum([0, *map(len, sequences), 0], dtype=np.int32)
+        ids = torch.full((padded_to,), filler, dtype=torch.int32)
+        ids[: offsets[-1]] = torch.from_numpy(np.concatenate(sequences))
+        self.attention.plan(offsets, padded_to, 0)
+        cu_seqlens = torch.from_numpy(offsets).to(CUDA)
+        return DeviceBatch(ids.to(CUDA), cu_seqlens, None, offsets, padded_to, self.attention)
+
+    def outputs(self, num_seqs: int) -> Outputs:
+        config = self.model.config
+        vectors = torch.full((num_seqs, config.dimensions), float("nan"), device=CUDA)
+        int8 = torch.full(vectors.shape, 77, dtype=torch.int8, device=CUDA) if config.quantizer else None
+        return Outputs(vectors, int8)
+
+    def run(self, sequences: list[np.ndarray], padded_to: int, filler: int = 0) -> Outputs:
+        outputs = self.outputs(len(sequences) + 1)
+        with torch.inference_mode():
+            self.model.forward(self.batch(sequences, padded_to, filler), outputs)
+        int8 = None if outputs.int8 is None else outputs.int8[:-1]
+        return Outputs(outputs.vectors[:-1], int8)
+
+    def least_cosine(self, vectors: torch.Tensor, sequences: list[np.ndarray]) -> float:
+        config = self.model.config
+        expected = reference_vectors(config, self.weights, sequences, device=CUDA.type)
+        for dense in config.dense:
+            shape = (dense.out_features, dense.in_features)
+            weight = self.weights.tensor(f"{dense.folder}/linear.weight", shape).cpu()
+            expected = expected @ weight.T
+        cosines = torch.nn.functional.cosine_similarity(vectors.double().cpu(), expected.double(), dim=-1)
+        return cosines.min().item()
+
+
+def load(
+    alias: str, dtype: torch.dtype = torch.bfloat16, num_layers: int | None = None, pooling: str | None = None
+) -> Loaded:
+    config = load_config(PRESETS / alias)
+    layers = num_layers or config.num_layers
+    config = replace(
+        config, num_layers=layers, windows=config.windows[:layers], pooling=pooling or config.pooling
+    )
+    weights = DummyWeights(1, CUDA)
+    model = build_model(config, weights, dtype, CUDA, MAX_TOKENS)
+    backends = load_backends(model.attention_spec, compile_missing=False)
+    return Loaded(model, weights, next(iter(backends.values())))
+
+
+@pytest.fixture(autouse=True)
+def compile_as_needed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Not every variant of every kernel of a dozen models: that is what takes minutes."""
+    for module in (bert, qwen3):
+        monkeypatch.setattr(module, "compile_ahead", lambda *arguments: None)
+    yield
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_full_size_in_bf16_is_near_fp32(alias: str) -> None:
+    """Alone, packed with others and padding, and past every window."""
+    loaded = load(alias)
+    longest = min(loaded.model.config.max_model_len, 600)
+    sequences = loaded.sequences([5, 1, 77, longest, 130])
+    outputs = loaded.run(sequences, MAX_TOKENS, filler=777)
+    assert loaded.least_cosine(outputs.vectors, sequences) >= 0.999
+    if outputs.int8 is not None:
+        assert torch.equal(outputs.int8, torch.round(torch.tanh(outputs.vectors) * 127).to(torch.int8))
+    alone = loaded.run(sequences[2:3], 80).vectors
+    assert loaded.least_cosine(alone, sequences[2:3]) >= 0.999
+
+
+@pytest.mark.parametrize("alias", ROTARY)
+def test_fp32_equals_the_reference(alias: str) -> None:
+    """Layers of both kinds, by torch's own attention, in bands where there is a window."""
+    loaded = load(alias, torch.float32, num_layers=7)
+    sequences = loaded.sequences([5, 500, 100, 64])
+    assert loaded.least_cosine(loaded.run(sequences, 700).vectors, sequences) >= 0.99999
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max", "weightedmean"])
+@pytest.mark.parametrize("alias", ROTARY)
+def test_replays_with_other_tokens_and_offsets(alias: str, pooling: str) -> None:
+    """Captured once for 320 tokens and 4 sequences; then anything of that size, right each time."""
+    loaded = load(alias, num_layers=7, pooling=pooling)
+    if not loaded.attention.capturable:
+        pytest.skip(f"{loaded.attention.name} cannot be captured")
+    static, outputs = loaded.batch(loaded.sequences([320, 0, 0]), 320), loaded.outputs(4)
+    graph = torch.cuda.CUDAGraph()
+    with torch.inference_mode():
+        loaded.model.forward(static, outputs)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            loaded.model.forward(static, outputs)
+    for seed, lengths in enumerate([[320, 0, 0], [3, 5, 7], [100, 100, 120], [1, 1, 1]]):
+        sequences = loaded.sequences(lengths, seed)
+        other = loaded.batch(sequences, 320)
+        static.input_ids.copy_(other.input_ids)
+        static.cu_seqlens.copy_(other.cu_seqlens)
+        graph.replay()
+        torch.cuda.synchronize()
+        real = [row for row, length in enumerate(lengths) if length]
+        assert loaded.least_cosine(outputs.vectors[real], [sequences[row] for row in real]) >= 0.999
+
+
+@pytest.mark.parametrize("alias", ROTARY)
+def test_padding_changes_no_bit_and_nothing_waits(alias: str) -> None:
+    loaded = load(alias, num_layers=7)
+    sequences = loaded.sequences([29, 200, 3])
+    first = loaded.run(sequences, 256).vectors
+    batch, outputs = loaded.batch(sequences, 256, filler=777), loaded.outputs(4)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.inference_mode():
+            loaded.model.forward(batch, outputs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(outputs.vectors[:-1], first)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [0, 64, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("heads", [(12, 12, 64), (3, 1, 256)], ids=["modernbert", "gemma3"])
+def test_windows(heads: tuple[int, int, int], dtype: torch.dtype, window: int, causal: bool) -> None:
+    """torch's ragged kernel and the bands, over lengths at and around the window's edges, and padding."""
+    spec = AttentionSpec(*heads, heads[2] ** -0.5, causal, dtype, CUDA, window)
+    lengths = [1, 63, 64, 65, 66, 0, 700, 256, 257, 258]
+    offsets = np.cumsum([0, *lengths], dtype=np.int32)
+    counts = [heads[0], heads[1], heads[1]]
+    generator = torch.Generator(CUDA).manual_seed(window)
+    shape = (int(offsets[-1]) + 5, sum(counts), heads[2])
+    q, k, v = torch.randn(shape, dtype=dtype, device=CUDA, generator=generator).split(counts, 1)
+    out = torch.zeros(shape[0], heads[0], heads[2], dtype=dtype, device=CUDA)
+    attention = SdpaAttention(spec)
+    attention.plan(offsets, shape[0], 0)
+    attention.forward(q, k, v, out, torch.from_numpy(offsets).to(CUDA), 700)
+    expected = reference_attention(q, k, v, offsets.tolist(), spec)
+    total = int(offsets[-1])
+    assert relative_error(out[:total], expected[:total]) < (0.006 if dtype == torch.bfloat16 else 1e-4)
+
+
+def test_dense_stages_of_embeddinggemma_are_exact() -> None:
+    """Also for batches of more sequences than the buffers have rows."""
+    config, weights = load_config(PRESETS / "embeddinggemma"), DummyWeights(1, CUDA)
+    stages = dense_stages(config, weights, CUDA)
+    for count in (1, 512, 700):
+        outputs = Outputs(torch.empty(count, config.dimensions, device=CUDA))
+        pooled = stages.pooled(outputs)
+        pooled.vectors.normal_()
+        expected = pooled.vectors.double()
+        for dense in config.dense:
+            shape = (dense.out_features, dense.in_features)
+            expected = expected @ weights.tensor(f"{dense.folder}/linear.weight", shape).double().T
+        stages(pooled, outputs)
+        torch.testing.assert_close(outputs.vectors.double(), expected, rtol=1e-4, atol=1e-4)
