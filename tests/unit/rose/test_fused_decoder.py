@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from rose.aot.products import Epilogue
+from rose.attention.sdpa import SdpaAttention
+from rose.config import ModelConfig
+from rose.device_batch import DeviceBatch, Outputs
 from rose.kernels.fused import FusedGemm, FusedLookup
 from rose.kernels.norm import RmsNorm, add_rms_norm
 from rose.kernels.rope import QkRope, rope_table
+from rose.layers import projection
 from rose.layers.decoder import DecoderLayer
 from rose.layers.fused_decoder import FusedDecoder, LayerWeights, with_pairs_adjacent
 from rose.layers.projection import GatedProjection, Projection
 from rose.layers.workspace import DecoderBuffers
+from rose.models import qwen3
+from rose.weights import DummyWeights
 from tests.unit.kernels.fused_fake import fake_lookup
 
 TOKENS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 9, 64, 96, 4, 2, 128
@@ -108,3 +116,63 @@ def test_rows_that_are_not_taken_are_refused() -> None:
 def test_layers_on_a_cpu_are_left_alone() -> None:
     layers = [plain(layer_weights()) for _ in range(2)]
     assert FusedDecoder.of(layers, TOKENS, fake_lookup) is None
+
+
+CONFIG = ModelConfig(
+    architecture="qwen3", task="embed", hidden_size=HIDDEN, num_layers=3, num_heads=HEADS,
+    num_kv_heads=KV_HEADS,
+    head_dim=HEAD_DIM, intermediate_size=INNER, vocab_size=50, max_positions=64, norm_eps=1e-6,
+    hidden_act="silu", max_model_len=64, pooling="mean", quantizer=None, causal=False, rope_theta=1e4,
+)  # fmt: skip
+
+
+class Spread(DummyWeights):
+    """Weights at which attention and norms matter: fifteen times as large, norms between 0.5 and 1.5."""
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        found = super().tensor(name, shape)
+        if "norm" in name:
+            return found * torch.linspace(0.5, 1.5, len(found))
+        return found * (1 if "embed" in name else 7)
+
+
+def vectors(model: qwen3.Qwen3Model) -> torch.Tensor:
+    lengths = torch.tensor([0, 5, 6, 20], dtype=torch.int32)
+    attention = SdpaAttention(model.attention_spec)
+    attention.plan(lengths.numpy(), 20, 0)
+    ids = torch.arange(20, dtype=torch.int32) * 7 % 50
+    outputs = Outputs(torch.full((3, HIDDEN), torch.nan), None)
+    with torch.inference_mode():
+        model.forward(DeviceBatch(ids, lengths, None, lengths.numpy(), 14, attention), outputs)
+    return outputs.vectors
+
+
+def test_a_model_takes_the_fused_way_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model() -> qwen3.Qwen3Model:
+        return qwen3.Qwen3Model(CONFIG, Spread(), torch.float32, torch.device("cpu"), 32)
+
+    asked: list[Epilogue] = []
+
+    def lookup(epilogue: Epilogue, m: int, n: int, k: int) -> FusedGemm | None:
+        asked.append(epilogue)
+        return fake_lookup(epilogue, m, n, k)
+
+    plain = vectors(model())
+    monkeypatch.setattr(projection, "uses_table", lambda weight: True)  # as on a GPU: weights are kept
+    monkeypatch.setattr(qwen3, "fused_gemm", lookup)
+    fused = model()
+    asked.clear()
+    torch.testing.assert_close(vectors(fused), plain, rtol=2e-3, atol=2e-3)
+    # Whether it takes the batch, then two steps: the last layer ends as ever.
+    assert asked == ["residual", "scaled-swiglu", "residual", "rope"] * 3
+    monkeypatch.setattr(qwen3, "fused_gemm", all_but("rope"))
+    torch.testing.assert_close(vectors(model()), plain, rtol=0, atol=0)
+
+
+def test_heads_that_the_kernel_was_not_compiled_for_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(projection, "uses_table", lambda weight: True)
+    weights = layer_weights()
+    assert FusedDecoder.of([plain(weights)] * 2, TOKENS, fake_lookup) is not None
+    for change in ({"eps": 1e-5}, {"weight": None}, {"bias": torch.zeros(QKV)}):
+        other = replace(weights, rope=replace(weights.rope, **change))
+        assert FusedDecoder.of([plain(weights), plain(other)], TOKENS, fake_lookup) is None
