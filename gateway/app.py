@@ -16,6 +16,7 @@ from gateway.options import GatewayOptions
 from gateway.pipeline import Pipeline, Scheduler
 from gateway.routes import (
     cohere,
+    docs,
     health,
     metrics,
     models,
@@ -75,6 +76,7 @@ def create_app(
     routes.get(health.READY_PATH, app[HEALTH].ready, keyed=False)
     page = metrics.Metrics(counted, lambda: scheduler.metrics, engine_stats, info)
     routes.get(metrics.PATH, page, keyed=False)
+    _documents(routes)
     app.router.add_route(hdrs.METH_ANY, "/{path:.*}", door.refusing(_not_found))
     if options.cors_origins:
         allow_origins(app, options.cors_origins)
@@ -105,6 +107,14 @@ def _dialects(routes: _Routes, pipeline: Pipeline, names: ServedNames, tokenizer
     routes.post(score.PATHS, score.Score(scorer, names))
     for path, version in ((cohere.V1_PATH, "1"), (cohere.V2_PATH, "2")):
         routes.post((path,), cohere.CohereEmbed(pipeline, names, version), ErrorShape.COHERE)
+
+
+def _documents(routes: _Routes) -> None:
+    """The API's description, for programs and for people."""
+    routes.get(docs.SCHEMA_PATH, docs.schema, keyed=False)
+    routes.get(docs.PATH, docs.page, keyed=False)
+    for name in docs.FILES:
+        routes.get(f"{docs.PATH}/{name}", docs.file(name), keyed=False)
 
 
 def _pool(app: web.Application, options: GatewayOptions, tokenizer: Tokenizer | None) -> TokenizerPool | None:

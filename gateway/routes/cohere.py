@@ -6,6 +6,7 @@ Source: docs.cohere.com/reference/embed (v2) and embed-v1; cohere 7.3, client.py
 from __future__ import annotations
 
 import binascii
+from typing import Any
 
 import msgspec
 
@@ -37,7 +38,7 @@ class CohereEmbedRequest(msgspec.Struct, kw_only=True):
 
     texts: list[str] | None = None
     images: list[str] | None = None
-    inputs: msgspec.Raw = msgspec.Raw()
+    inputs: list[Any] | None = None
     model: str | None = None
     input_type: str | None = None
     embedding_types: list[str] | None = None
@@ -94,7 +95,7 @@ class CohereEmbed:
         return answer(response, call.answer_media, figures(embedded))
 
     def _texts(self, request: CohereEmbedRequest) -> list[str]:
-        if request.images or bytes(request.inputs) not in (b"", b"null", b"\xc0"):
+        if request.images or request.inputs:
             raise ApiError(
                 ErrorKind.NOT_SUPPORTED, "this server embeds text; send it as `texts`", param="texts"
             )

@@ -6,6 +6,7 @@ Source: huggingface.co/docs/text-embeddings-inference, docs/openapi.json.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 
@@ -154,7 +155,7 @@ UNSUPPORTED = {
 class UnsupportedRequest(msgspec.Struct, kw_only=True):
     """Any request for what is not there: `inputs` is looked at, so that a bad request is told as one."""
 
-    inputs: msgspec.Raw = msgspec.Raw()
+    inputs: Any = None
 
 
 def unsupported(model: str, what: str) -> Callable[[Call], Awaitable[Answer]]:
@@ -162,7 +163,7 @@ def unsupported(model: str, what: str) -> Callable[[Call], Awaitable[Answer]]:
 
     async def refuse(call: Call) -> Answer:
         request = decode(UnsupportedRequest, call.body, call.media)
-        if not bytes(request.inputs):
+        if request.inputs is None:
             raise invalid("inputs is missing", "inputs")
         message = f"model {shown(model)} does not give {what}"
         raise ApiError(ErrorKind.NOT_SUPPORTED, message)

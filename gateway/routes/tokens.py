@@ -11,6 +11,7 @@ from gateway.pipeline import Pipeline
 from gateway.prompts import Prompts
 from gateway.rendering import answer
 from gateway.schemas import decode
+from gateway.tokenization.base import Token as Token
 
 TOKENIZE_PATH, DECODE_PATH = "/tokenize", "/decode"
 

@@ -34,6 +34,9 @@ WORK: dict[str, tuple[dict[str, Any], int]] = {
 }
 KEYED = [*(("POST", path) for path in WORK), ("GET", "/v1/models"), ("GET", "/info")]
 OPEN = [("GET", "/health"), ("GET", "/ready"), ("GET", "/metrics"), ("HEAD", "/health")]
+OPEN += [
+    ("GET", path) for path in ("/openapi.json", "/docs", "/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js")
+]
 
 
 @pytest.fixture

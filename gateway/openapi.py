@@ -1,0 +1,233 @@
+"""The description of the API in OpenAPI 3.1, made from the Structs that decode requests and the error table.
+
+python -m gateway.openapi > docs/openapi.json
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gateway import error_bodies
+from gateway.errors import ErrorKind, ErrorShape
+from gateway.media import Media
+from gateway.routes import (
+    cohere,
+    health,
+    metrics,
+    models,
+    openai,
+    perplexity,
+    predict,
+    rerank,
+    score,
+    tei,
+    tokens,
+)
+from gateway.schemas import (
+    EmbeddingBlock,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    ModelList,
+    Status,
+)
+
+_REF = "#/components/schemas/{name}"
+# Said of every path once, not in each route's table.
+_NOT_OF_ROUTES = {ErrorKind.NOT_FOUND, ErrorKind.METHOD_NOT_ALLOWED, ErrorKind.INVALID_HTTP}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One POST route: its paths, what it is for, what it takes and gives, and how it tells errors."""
+
+    paths: tuple[str, ...]
+    summary: str
+    request: Any
+    responses: tuple[Any, ...]
+    shape: ErrorShape = ErrorShape.OPENAI
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One GET route. response: a Struct, or the content type of what is none."""
+
+    path: str
+    summary: str
+    response: Any
+    keyed: bool
+
+
+class Embedding(msgspec.Struct, kw_only=True):
+    """What clients read where we write `schemas.EmbeddingItem`: numbers, or base64 of their bytes."""
+
+    object: str = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+_RANKED = (list[rerank.TEIRank], rerank.RerankResponse, rerank.VoyageResponse)
+_VECTORS = (list[list[float]], EmbeddingBlock)
+WORK = (
+    Work(
+        openai.PATHS,
+        "Vectors of texts or token ids: OpenAI's dialect, and Perplexity's for its encoding formats",
+        EmbeddingRequest,
+        (EmbeddingResponse, perplexity.PerplexityResponse, EmbeddingBlock),
+    ),
+    Work(
+        (perplexity.CONTEXT_PATH,),
+        "Vectors of chunks within their document; models that give them only",
+        perplexity.ContextualizedRequest,
+        (),
+        ErrorShape.PERPLEXITY,
+    ),
+    Work((tei.EMBED_PATH,), "Vectors as bare lists", tei.EmbedRequest, _VECTORS, ErrorShape.TEI),
+    Work((tei.ROOT_PATH,), "As /embed or /similarity", tei.EmbedRequest, _VECTORS, ErrorShape.TEI),
+    Work((tei.SIMILARITY_PATH,), "Cosines", tei.SimilarityRequest, (list[float],), ErrorShape.TEI),
+    *(
+        Work((path,), f"Refused: {what}", tei.UnsupportedRequest, (), ErrorShape.TEI)
+        for path, what in tei.UNSUPPORTED.items()
+    ),
+    Work(
+        (predict.PREDICT_PATH,),
+        "Classes; models that give them only",
+        predict.PredictRequest,
+        (list[predict.Prediction], list[list[predict.Prediction]]),
+        ErrorShape.TEI,
+    ),
+    Work(
+        (tokens.TOKENIZE_PATH,), "Tokens", tokens.TokenizeRequest, (list[list[tokens.Token]],), ErrorShape.TEI
+    ),
+    Work((tokens.DECODE_PATH,), "Texts of token ids", tokens.DecodeRequest, (list[str],), ErrorShape.TEI),
+    *(
+        Work((path,), "Documents by how well they answer", rerank.RerankRequest, _RANKED, shape)
+        for path, shape in rerank.PATHS.items()
+    ),
+    Work(score.PATHS, "Scores of pairs", score.ScoreRequest, (score.ScoreResponse,)),
+    *(
+        Work(
+            (path,),
+            "Vectors by number type",
+            cohere.CohereEmbedRequest,
+            (cohere.CohereEmbedResponse,),
+            ErrorShape.COHERE,
+        )
+        for path in (cohere.V1_PATH, cohere.V2_PATH)
+    ),
+)
+PAGES = (
+    Page(models.PATH, "The names under which the model is served", ModelList, keyed=True),
+    Page(health.INFO_PATH, "Model, limits, settings and counters", dict[str, Any], keyed=True),
+    Page(health.HEALTH_PATH, "200 while the process can do its work", Status, keyed=False),
+    Page(health.READY_PATH, "200 while new work is accepted", Status, keyed=False),
+    Page(metrics.PATH, "Counters for Prometheus", "text/plain", keyed=False),
+    Page("/openapi.json", "This description", dict[str, Any], keyed=False),
+    Page("/docs", "This description, to read and try", "text/html", keyed=False),
+)
+
+
+def describe() -> dict[str, Any]:
+    """The whole document."""
+    types = [kind for work in WORK for kind in (work.request, *work.responses)]
+    types += [page.response for page in PAGES if not isinstance(page.response, str)]
+    types += [Embedding, *error_bodies.ERROR_STRUCTS.values()]
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    by_type = {repr(kind): schema for kind, schema in zip(types, schemas, strict=True)}
+    paths: dict[str, Any] = {
+        path: {"post": _work(work, path, by_type)} for work in WORK for path in work.paths
+    }
+    paths |= {page.path: {"get": _page(page, by_type)} for page in PAGES}
+    for name in ("EmbeddingResponse", "PerplexityResponse"):  # encoded beforehand, which hides their type
+        components[name]["properties"]["data"]["items"] = {"$ref": _REF.format(name="Embedding")}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Bouquet",
+            "version": "1",
+            "description": "Embeddings in OpenAI's, Perplexity's, TEI's, Cohere's and others' dialects.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "responses": {
+                _response_name(shape, status): _error_response(shape, status, kinds)
+                for shape in ErrorShape
+                for status, kinds in statuses(shape).items()
+            },
+        },
+    }
+
+
+def statuses(shape: ErrorShape) -> dict[int, list[ErrorKind]]:
+    """What a route of this dialect may answer besides 200."""
+    table: dict[int, list[ErrorKind]] = {}
+    for kind in ErrorKind:
+        if kind not in _NOT_OF_ROUTES or kind is ErrorKind.NOT_FOUND:
+            table.setdefault(int(shape.status(kind)), []).append(kind)
+    return dict(sorted(table.items()))
+
+
+def _work(work: Work, path: str, schemas: dict[str, Any]) -> dict[str, Any]:
+    responses: dict[str, Any] = {
+        str(status): {"$ref": f"#/components/responses/{_response_name(work.shape, status)}"}
+        for status in statuses(work.shape)
+    }
+    if work.responses:
+        given = [schemas[repr(kind)] for kind in work.responses]
+        content = _both_codecs(given[0] if len(given) == 1 else {"anyOf": given})
+        responses = {"200": {"description": "Done", "content": content}, **responses}
+    return {
+        "summary": work.summary,
+        "operationId": "post" + path.replace("/", "_"),
+        "tags": [work.shape.value],
+        "security": [{}, {"key": []}],
+        "requestBody": {"required": True, "content": _both_codecs(schemas[repr(work.request)])},
+        "responses": responses,
+    }
+
+
+def _page(page: Page, schemas: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(page.response, str):
+        content: dict[str, Any] = {page.response: {"schema": {"type": "string"}}}
+    else:
+        content = {Media.JSON.value: {"schema": schemas[repr(page.response)]}}
+    responses: dict[str, Any] = {"200": {"description": "Done", "content": content}}
+    for status in (401,) if page.keyed else (503,) if page.response is Status else ():
+        name = _response_name(ErrorShape.OPENAI, status)
+        responses[str(status)] = {"$ref": f"#/components/responses/{name}"}
+    return {
+        "summary": page.summary,
+        "operationId": "get" + page.path.replace("/", "_"),
+        "tags": ["Pages"],
+        "security": [{}, {"key": []}] if page.keyed else [],
+        "responses": responses,
+    }
+
+
+def _both_codecs(schema: Any) -> dict[str, Any]:
+    return {media.value: {"schema": schema} for media in Media}
+
+
+def _response_name(shape: ErrorShape, status: int) -> str:
+    return f"{shape.value}{status}"
+
+
+def _error_response(shape: ErrorShape, status: int, kinds: Iterable[ErrorKind]) -> dict[str, Any]:
+    codes = ", ".join(kind.code for kind in kinds)
+    schema = {"$ref": _REF.format(name=error_bodies.ERROR_STRUCTS[shape].__name__)}
+    return {"description": codes, "content": _both_codecs(schema)}
+
+
+def render() -> bytes:
+    """The document as it is served and kept in docs/openapi.json."""
+    return msgspec.json.format(msgspec.json.encode(describe()), indent=1) + b"\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(render())
