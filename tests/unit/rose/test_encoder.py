@@ -49,6 +49,24 @@ def test_given_tensors_change_no_vector(models: tuple[BertModel, BertModel]) -> 
         assert not outputs.vectors[3:].any()
 
 
+@pytest.mark.parametrize("empty", [0, 1, 5])
+def test_picked_rows_give_the_first_token(empty: int) -> None:
+    """Through given tensors, also where padding makes more sequences than there are rows to pick into."""
+    config = replace(BERT, pooling="cls")
+    model = BertModel(config, make_case(BERT).weights, torch.float32, CPU, MAX_TOKENS)
+    sequences = random_sequences(BERT, [1, 2, 1])
+    expected = run(model, sequences).vectors
+    model._on_cpu, model._buffers = False, EncoderBuffers.allocate(config, 4, torch.float32, CPU)
+    offsets = np.pad(np.array([0, 1, 3, 4], np.int32), (0, empty), mode="edge")
+    ids, attention = torch.from_numpy(np.concatenate(sequences)), SdpaAttention(model.attention_spec)
+    outputs = Outputs(torch.full((3 + empty, BERT.hidden_size), float("nan")))
+    batch = DeviceBatch(ids, torch.from_numpy(offsets), None, offsets, 2, attention)
+    with torch.inference_mode():
+        model.forward(batch, outputs)
+    torch.testing.assert_close(outputs.vectors[:3], expected, rtol=1e-4, atol=1e-5)
+    assert not outputs.vectors[3:].any()
+
+
 def test_buffers_are_those_that_were_made(models: tuple[BertModel, BertModel]) -> None:
     """A captured graph replays on fixed addresses: rows() must give views, never copies."""
     buffers = models[1]._buffers

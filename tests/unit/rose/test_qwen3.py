@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -153,6 +154,25 @@ def test_more_sequences_than_rows(pooling, state):
     assert many.shape[0] == 5 > sum(map(len, sequences))
     torch.testing.assert_close(many[:2], few, rtol=1e-4, atol=1e-5)
     assert not many[2:].any() and few.all()
+
+
+def test_picked_rows_lie_apart_from_all_rows(state):
+    """On a GPU programs copy in any order: where one writes, another may not still have to read."""
+    rows = _model(CAUSAL, state)._workspace.rows(40)
+    for num_seqs in (1, 40):
+        picked = rows.picked(num_seqs)
+        places = [_place(tensor) for tensor in (picked.context, picked.residual, rows.context, rows.residual)]
+        places.sort()
+        assert all(end <= start for (_, end), (start, _) in pairwise(places))
+        start, end = _place(picked.hidden)  # first written when all is copied
+        assert all(
+            end <= other[0] or other[1] <= start for other in map(_place, (picked.context, picked.residual))
+        )
+        assert picked.context.shape == (num_seqs, rows.context.shape[1]) and picked.context.is_contiguous()
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
 
 
 def test_prefix_of_a_causal_sequence_gives_the_prefix(state):
