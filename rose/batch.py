@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 import numpy as np
@@ -25,18 +25,25 @@ class RaggedBatch:
     input_ids: i32[T], every id in [0, vocab_size).
     cu_seqlens: i32[B+1], offsets into input_ids; cu_seqlens[0] == 0, cu_seqlens[B] == T, strictly rising.
     token_type_ids: i32[T] or None (all zero), for pairs given to BERT-like models.
+    spans: i32[R, 2] or None: the tokens [start, end) that each row of the result is the mean of, each within
+        one sequence; an empty one gives zeros. None: the sequences. Of models that pool by mean.
     """
 
     input_ids: Int32
     cu_seqlens: Int32
     token_type_ids: Int32 | None = None
+    spans: Int32 | None = None
 
     @classmethod
     def pack(
-        cls, sequences: Sequence[Int32], token_type_ids: Sequence[Int32 | None] | None = None
+        cls,
+        sequences: Sequence[Int32],
+        token_type_ids: Sequence[Int32 | None] | None = None,
+        spans: Sequence[Int32 | None] | None = None,
     ) -> RaggedBatch:
         """Lay `sequences` (each i32[n], n >= 1) end to end. A missing row of types counts as zeros.
 
+        spans: i32[k, 2] of each sequence, counted from its own start; None: the whole of it.
         One sequence alone is not copied.
         """
         cu_seqlens = np.array((0, *accumulate(map(len, sequences))), np.int32)
@@ -48,7 +55,10 @@ class RaggedBatch:
                     for sequence, row in zip(sequences, token_type_ids, strict=True)
                 ]
             )
-        return cls(sequences[0] if len(sequences) == 1 else np.concatenate(sequences), cu_seqlens, types)
+        ids = sequences[0] if len(sequences) == 1 else np.concatenate(sequences)
+        if spans is None:
+            return cls(ids, cu_seqlens, types)
+        return cls(ids, cu_seqlens, types, _moved_spans(spans, cu_seqlens))
 
     @property
     def num_seqs(self) -> int:
@@ -60,13 +70,28 @@ class RaggedBatch:
         """T, the number of tokens of all sequences."""
         return len(self.input_ids)
 
+    @property
+    def num_rows(self) -> int:
+        """R, the rows of the result: spans if there are any, else sequences."""
+        return self.num_seqs if self.spans is None else len(self.spans)
+
+
+def _moved_spans(spans: Sequence[Int32 | None], cu_seqlens: Int32) -> Int32:
+    """i32[R, 2] of all sequences, counted from the start of the batch."""
+    bounds = zip(spans, pairwise(cu_seqlens.tolist()), strict=True)
+    rows = [
+        np.array([[start, end]], np.int32) if own is None else own + np.int32(start)
+        for own, (start, end) in bounds
+    ]
+    return np.concatenate(rows)
+
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What one step gives, a row a sequence, in the batch's order.
+    """What one step gives, a row a sequence or span, in the batch's order: R rows.
 
-    vectors: f32[B, D], pooled, neither normalised nor cut to fewer dimensions; of scorers: raw logits.
-    int8: i8[B, D] = round(tanh(vectors) * 127), half to even, of models that have this quantiser; else None.
+    vectors: f32[R, D], pooled, neither normalised nor cut to fewer dimensions; of scorers: raw logits.
+    int8: i8[R, D] = round(tanh(vectors) * 127), half to even, of models that have this quantiser; else None.
     non_finite: rows whose vector holds a NaN or an infinity; they must not be served.
 
     Both may be views of a page-locked slot; it is reused only when the last view of it is gone.
@@ -108,6 +133,7 @@ class EngineInfo:
     has_int8: whether BatchResult.int8 is given.
     max_batch_tokens, max_batch_seqs: the most one step takes.
     attention: the attention backends in use, in order of preference.
+    chunk_separator: the token between the chunks of a document, of models trained on such; None: nothing is.
     type_vocab_size: kinds of token types that the model tells apart; 0: it has none.
     task: "embed", or "score": then D is len(labels), and vectors hold one raw logit a label.
     labels: what the logits of a scorer are called.
@@ -130,6 +156,7 @@ class EngineInfo:
     normalize: bool
     has_int8: bool = False
     attention: tuple[str, ...] = field(default=())
+    chunk_separator: int | None = None
     type_vocab_size: int = 0
     task: str = "embed"
     labels: tuple[str, ...] = ()

@@ -81,10 +81,24 @@ def load_config(folder: Path) -> ModelConfig:
         normalize=head.normalize,
         quantizer=head.quantizer,
         dense=head.dense,
+        chunk_separator=_chunk_separator(class_name, fields),
         scorer=read_scorer(class_name, fields) if head.task == "score" else None,
         prompts=prompts,
         default_prompt_name=default_prompt_name,
     )
+
+
+def _chunk_separator(class_name: str, fields: Fields) -> int | None:
+    """<|endoftext|> in Qwen's vocabulary, unless the file says otherwise.
+
+    Source: pplx-embed-context's modeling.py joins the chunks of a document by its tokenizer's sep_token.
+    """
+    if class_name != "PPLXQwen3ContextualModel":
+        return None
+    separator, vocab_size = fields.integer("sep_token_id", 151_643, least=0), fields.integer("vocab_size")
+    if separator >= vocab_size:
+        raise fields.refuse(f"sep_token_id {separator} is out of range; vocab_size is {vocab_size}")
+    return separator
 
 
 def _class_name(fields: Fields) -> str:

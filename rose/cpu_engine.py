@@ -81,7 +81,7 @@ class CpuEngine:
 
     def _forward(self, batch: RaggedBatch, longest: int) -> BatchResult:
         """Run the model; on the worker's thread only."""
-        rows = (batch.num_seqs, self._info.dimensions)
+        rows = (batch.num_rows, self._info.dimensions)
         vectors = np.empty(rows, np.float32)
         int8 = np.empty(rows, np.int8) if self._info.has_int8 else None
         outputs = Outputs(torch.from_numpy(vectors), None if int8 is None else torch.from_numpy(int8))
@@ -137,6 +137,7 @@ def _tensors(batch: RaggedBatch, longest: int, attention: AttentionBackend) -> D
         host_cu_seqlens=batch.cu_seqlens,
         max_seqlen=longest,
         attention=attention,
+        spans=None if batch.spans is None else _tensor(batch.spans).t(),
     )
 
 

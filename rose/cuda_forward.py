@@ -54,7 +54,7 @@ class CudaForward:
         self._dimensions = info.dimensions
         self._max_model_len = info.max_model_len
         self._has_int8 = info.has_int8
-        self._input = torch.zeros(layout.size(layout.max_tokens), dtype=torch.int32, device=device)
+        self._input = torch.zeros(layout.capacity, dtype=torch.int32, device=device)
         self._output = torch.zeros(self.output_bytes(layout.max_seqs), dtype=torch.uint8, device=device)
         self._graph_pool = torch.cuda.graph_pool_handle()
         self._retired: deque[tuple[int, torch.cuda.CUDAGraph]] = deque()
@@ -145,9 +145,10 @@ class CudaForward:
             graph.capture_end()  # also after an error: the stream must leave capture mode
 
     def _forward(self, key: GraphKey, host_cu_seqlens: Int32, longest: int) -> None:
-        num_tokens, num_seqs, attention = key
+        num_tokens, num_seqs, attention, has_spans = key
         layout = self.layout
-        types_at = layout.types_at(num_tokens)
+        types_at, spans_at = layout.types_at(num_tokens), layout.size(num_tokens)
+        spans = self._input[spans_at : spans_at + 2 * num_seqs].view(2, num_seqs) if has_spans else None
         batch = DeviceBatch(
             input_ids=self._input[layout.ids_at : types_at],
             cu_seqlens=self._input[: num_seqs + 1],
@@ -155,6 +156,7 @@ class CudaForward:
             host_cu_seqlens=host_cu_seqlens,
             max_seqlen=longest,
             attention=self._backends[attention],
+            spans=spans,
         )
         with torch.inference_mode():
             self._model.forward(batch, self._outputs(num_seqs))

@@ -23,6 +23,7 @@ class DeviceBatch:
         replayed that is not enough: kernels must never depend on it.
     max_seqlen: upper bound of any sequence's length (exact when run eagerly, the bucket's when captured).
     attention: the backend chosen for this shape; its `plan` has been called for this batch.
+    spans: i32[2, R] or None: the starts of the tokens that rows of the output are means of, over their ends.
     """
 
     input_ids: torch.Tensor
@@ -31,6 +32,7 @@ class DeviceBatch:
     host_cu_seqlens: Int32
     max_seqlen: int
     attention: AttentionBackend
+    spans: torch.Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -42,10 +44,15 @@ class DeviceBatch:
         """S, empty sequences included."""
         return self.cu_seqlens.shape[0] - 1
 
+    @property
+    def bounds(self) -> torch.Tensor:
+        """What `rose.kernels.pooling.mean_pool` pools: spans i32[2, R], or sequences i32[S+1]."""
+        return self.cu_seqlens if self.spans is None else self.spans
+
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Where a forward writes: vectors f32[S, D]; int8 i8[S, D] or None.
+    """Where a forward writes: vectors f32[S, D]; int8 i8[S, D] or None. A row a span, if the batch has spans.
 
     Rows of empty sequences are zero or stale.
     """

@@ -79,6 +79,7 @@ def load_engine(folder: Path, options: EngineOptions, *, dummy: bool, model_name
             normalize=config.normalize,
             has_int8=config.quantizer == "tanh_int8",
             attention=tuple(backends),
+            chunk_separator=config.chunk_separator,
             type_vocab_size=config.type_vocab_size,
             task=config.task,
             labels=config.scorer.labels if config.scorer else (),
@@ -100,6 +101,7 @@ def _limits(info: EngineInfo, config: ModelConfig) -> StepLimits:
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
         type_vocab_size=config.type_vocab_size,
+        has_spans=config.pooling == "mean",
     )
 
 

@@ -129,7 +129,8 @@ class GraphEngine:
     def _launch(self, batch: RaggedBatch, longest: int) -> LazyTensor[BatchResult]:
         if self._dirty:
             self._overwrite_activations()
-        key = self._forward.key_of(token_bucket(batch.num_tokens), sequence_bucket(batch.num_seqs))
+        num_rows = batch.num_rows
+        key = self._key_of(batch, num_rows)
         slot = self._ring.free()
         self._forward.destroy_retired(self._forward.launches - len(self._ring) + 1)
         step = _Step(self._finished, key)
@@ -143,12 +144,18 @@ class GraphEngine:
             event.record()
         except Exception as error:
             raise self._launch_failed(error, event, step) from error
-        step.rows = self._rows(result, batch.num_seqs, key.num_seqs)
+        step.rows = self._rows(result, num_rows, key.num_seqs)
         self._padded += key.num_tokens - batch.num_tokens
         step.ticket, due_s = self._times.launched(key)
         lazy = LazyTensor(event, step.finish, due_s=due_s, limit_s=self._options.step_limit_s)
         self._ring.launched(lazy)
         return lazy
+
+    def _key_of(self, batch: RaggedBatch, num_rows: int) -> GraphKey:
+        """The shape of `batch`; spans are one of its own."""
+        num_seqs = batch.num_seqs
+        key = self._forward.key_of(token_bucket(batch.num_tokens), sequence_bucket(max(num_rows, num_seqs)))
+        return key if batch.spans is None else key._replace(spans=True)
 
     def _rows(self, result: PinnedSlot, num_seqs: int, padded_seqs: int) -> BatchResult:
         """Views of the first `num_seqs` of `padded_seqs` rows that the device copies to `result`."""
@@ -226,7 +233,7 @@ class GraphEngine:
     def _staging_slots(self) -> list[StagingSlot]:
         layout, count = self._forward.layout, self._options.max_in_flight
         # Twice, since the pool rounds up to powers of two.
-        nbytes = 2 * max(layout.size(layout.max_tokens) * 4, _PAGE_BYTES)
+        nbytes = 2 * max(layout.capacity * 4, _PAGE_BYTES)
         self._staging = PinnedPool(self._nouns.allocator, count * nbytes)
         return [StagingSlot(index, layout, self._staging) for index in range(count)]
 

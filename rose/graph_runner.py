@@ -28,11 +28,12 @@ WorkContra = TypeVar("WorkContra", contravariant=True)
 
 
 class GraphKey(NamedTuple):
-    """One shape: token bucket, sequence bucket and the attention backend's name."""
+    """One shape: token bucket, sequence bucket, the attention backend's name, and whether rows are spans."""
 
     num_tokens: int
     num_seqs: int
     attention: str
+    spans: bool = False
 
 
 class CaptureError(Exception):

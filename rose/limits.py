@@ -7,19 +7,23 @@ from operator import sub
 
 import numpy as np
 
-from rose.batch import RaggedBatch
+from rose.batch import Int32, RaggedBatch
 from rose.errors import StepError
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """Limits of one loaded model. type_vocab_size: 0 for models without token types."""
+    """Limits of one loaded model. type_vocab_size: 0 for models without token types.
+
+    has_spans: whether the model pools by mean, so that rows may be parts of sequences.
+    """
 
     max_batch_tokens: int
     max_batch_seqs: int
     max_model_len: int
     vocab_size: int
     type_vocab_size: int
+    has_spans: bool = False
 
     def check(self, batch: RaggedBatch) -> int:
         """Length of the longest sequence of `batch`, in tokens. 3 µs for one sequence, 9 µs for 100.
@@ -44,7 +48,24 @@ class StepLimits:
         _check_range(batch.input_ids, self.vocab_size, "token id")
         if batch.token_type_ids is not None:
             self._check_types(batch)
+        if batch.spans is not None:
+            self._check_spans(batch, batch.spans)
         return longest
+
+    def _check_spans(self, batch: RaggedBatch, spans: Int32) -> None:
+        if not self.has_spans:
+            raise StepError("batch has spans; this model does not pool by mean")
+        if spans.ndim != 2 or spans.shape[1] != 2 or not 1 <= len(spans) <= self.max_batch_seqs:
+            limit = f"a step takes [1 to {self.max_batch_seqs}, 2]"
+            raise StepError(f"batch has spans of shape {list(spans.shape)}; {limit}")
+        starts, ends = spans[:, 0], spans[:, 1]
+        first = np.searchsorted(batch.cu_seqlens, starts, side="right")
+        # The end of the sequence that a span starts in; a span may also be empty at the batch's own end.
+        stops = batch.cu_seqlens[np.minimum(first, batch.num_seqs)]
+        wrong = (starts < 0) | (ends < starts) | (ends > stops)
+        if wrong.any():
+            start, end = spans[wrong.argmax()]
+            raise StepError(f"span {start}..{end} does not lie within one sequence")
 
     def _check_types(self, batch: RaggedBatch) -> None:
         types = batch.token_type_ids

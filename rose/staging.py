@@ -2,10 +2,12 @@
 
 A slot, and the device buffer it is copied to, hold int32:
 
-    [ offsets, padded to a multiple of 64 | input_ids: T | token_type_ids: T, of models that have types ]
+    [ offsets, padded to a multiple of 64 | input_ids: T | token_type_ids: T, of models that have types
+      | starts of spans: S | ends of spans: S, of batches that have spans ]
 
-T is the token bucket. Offsets have the room of the largest batch, so that ids start at one address for all
-buckets; multiples of 64 keep every part aligned to 64 bytes, as vectorised kernels want.
+T is the token bucket, S the sequence bucket. Offsets have the room of the largest batch, so that ids start at
+one address for all buckets; multiples of 64 keep every part but the spans aligned to 64 bytes, as vectorised
+kernels want.
 """
 
 from __future__ import annotations
@@ -41,8 +43,13 @@ class StagingLayout:
         return self.ids_at + num_tokens
 
     def size(self, num_tokens: int) -> int:
-        """int32 elements of a batch padded to `num_tokens`."""
+        """int32 elements of a batch padded to `num_tokens`; spans, if it has any, come after them."""
         return self.ids_at + num_tokens * (2 if self.has_types else 1)
+
+    @property
+    def capacity(self) -> int:
+        """int32 elements of the largest batch, spans included."""
+        return self.size(self.max_tokens) + 2 * self.max_seqs
 
 
 class StagingSlot:
@@ -52,7 +59,7 @@ class StagingSlot:
     """
 
     def __init__(self, index: int, layout: StagingLayout, pool: PinnedPool) -> None:
-        size = layout.size(layout.max_tokens)
+        size = layout.capacity
         memory = pool.acquire(size * _INT32_BYTES)
         self.index = index
         self.ptr = memory.ptr
@@ -65,7 +72,8 @@ class StagingSlot:
     def fill(self, batch: RaggedBatch, num_tokens: int, num_seqs: int) -> int:
         """Stage `batch`, padded to the buckets `num_tokens` and `num_seqs`; returns the bytes to copy.
 
-        Padding ids are 0; offsets of sequences past the real ones repeat the last, which makes them empty.
+        Padding ids are 0; offsets of sequences past the real ones repeat the last, which makes them empty. So
+        are spans past the real ones.
         """
         image, ids_at = self._image, self._ids_at
         real_tokens, real_seqs = batch.num_tokens, batch.num_seqs
@@ -77,11 +85,22 @@ class StagingSlot:
             image[ids_at + real_tokens : ids_at + num_tokens] = 0
         if self._has_types:
             self._fill_types(batch, ids_at + num_tokens, num_tokens)
+        if batch.spans is not None:
+            return self._fill_spans(batch.spans, num_tokens, num_seqs)
         return ids_at * _INT32_BYTES + num_tokens * self._bytes_a_token
 
     def host_cu_seqlens(self, num_seqs: int) -> Int32:
         """i32[num_seqs + 1], a view of what is staged."""
         return self._image[: num_seqs + 1]
+
+    def _fill_spans(self, spans: Int32, num_tokens: int, num_seqs: int) -> int:
+        """Stage spans i32[R, 2] behind everything else; returns the bytes to copy of all of it."""
+        at = self._ids_at + num_tokens * self._bytes_a_token // _INT32_BYTES
+        end = at + 2 * num_seqs
+        staged = self._image[at:end].reshape(2, num_seqs)
+        staged[:, : len(spans)] = spans.T
+        staged[:, len(spans) :] = 0
+        return end * _INT32_BYTES
 
     def _fill_types(self, batch: RaggedBatch, types_at: int, num_tokens: int) -> None:
         real_tokens = 0

@@ -34,6 +34,25 @@ def check_lengths(
     return sum(lengths)
 
 
+def check_spans(sequences: Sequence[Int32], spans: Sequence[Int32 | None], max_rows: int) -> int:
+    """The rows that a job's result will have, each sequence giving 1 to `max_rows`: a span each, or itself.
+
+    Raises:
+        ValueError: spans i32[k, 2] of a sequence are too many or none, or lie outside it.
+    """
+    num_rows = 0
+    for ids, own in zip(sequences, spans, strict=True):
+        if own is None:
+            num_rows += 1
+            continue
+        if own.ndim != 2 or own.shape[1] != 2 or not 1 <= len(own) <= max_rows:
+            raise ValueError(f"spans of shape {list(own.shape)}; a step takes [1 to {max_rows}, 2]")
+        if own.min() < 0 or own.max() > len(ids) or (own[:, 0] > own[:, 1]).any():
+            raise ValueError(f"spans {own.tolist()} do not lie within a sequence of {len(ids)} tokens")
+        num_rows += len(own)
+    return num_rows
+
+
 def check_room(
     queue: SequenceQueue, options: SchedulerOptions, *, num_tokens: int, num_seqs: int, tokens_per_s: float
 ) -> None:

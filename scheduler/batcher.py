@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 
 from rose.batch import Engine, Int32, RaggedBatch
 from rose.errors import EngineDeadError, OutOfMemoryError, StepError
-from scheduler.admission import check_lengths, check_room
+from scheduler.admission import check_lengths, check_room, check_spans
 from scheduler.errors import Draining, EngineDead, SchedulerError, StepFailed, StepOutOfMemory
 from scheduler.inflight import InFlight, Step
 from scheduler.metrics import SchedulerMetrics
@@ -119,18 +119,20 @@ class Batcher:
         sequences: Sequence[Int32],
         token_type_ids: Sequence[Int32 | None] | None = None,
         deadline_s: float | None = None,
+        spans: Sequence[Int32 | None] | None = None,
     ) -> JobResult:
         """Vectors of `sequences` (each i32[n], 1 <= n <= engine.info.max_batch_tokens), a row each.
 
         token_type_ids: a row as long as its sequence, or None for zeros. deadline_s: seconds until
-        the last sequence must have been launched. Cancelling the call drops what still waits.
+        the last sequence must have been launched. spans: i32[k, 2] of a sequence, which then gives k rows,
+        means of its tokens [start, end); None: one row. Cancelling the call drops what still waits.
 
         Raises:
             QueueFull, Draining, EngineDead: refused; nothing was accepted.
             DeadlineExpired, StepFailed, StepOutOfMemory, Draining, EngineDead: accepted, but ended so.
             ValueError: no sequence, or one of an impossible length.
         """
-        job = self._accept(sequences, token_type_ids, deadline_s)
+        job = self._accept(sequences, token_type_ids, deadline_s, spans)
         try:
             result = await job.future
         except asyncio.CancelledError:
@@ -152,9 +154,13 @@ class Batcher:
         sequences: Sequence[Int32],
         token_type_ids: Sequence[Int32 | None] | None,
         deadline_s: float | None,
+        spans: Sequence[Int32 | None] | None,
     ) -> Job:
         """Queue a job, or raise; see `run`."""
         num_tokens = check_lengths(sequences, token_type_ids, self._info.max_batch_tokens)
+        num_rows = len(sequences)
+        if spans is not None:
+            num_rows = check_spans(sequences, spans, self._info.max_batch_seqs)
         try:
             self._check_open()
             rate = self._pacer.cost.tokens_per_s
@@ -166,11 +172,11 @@ class Batcher:
             raise
         now_s = self._clock()
         deadline = inf if deadline_s is None else now_s + deadline_s
-        job = Job(len(sequences), self._loop.create_future(), now_s, deadline)
+        job = Job(num_rows, self._loop.create_future(), now_s, deadline)
         self._jobs.add(job)
         if deadline < self._deadline_s:
             self._expire_at(deadline)
-        self._queue.append(job, sequences, token_type_ids)
+        self._queue.append(job, sequences, token_type_ids, spans)
         self._metrics.accepted += 1
         self._wake()
         return job
@@ -243,14 +249,15 @@ class Batcher:
                 sequence.job.launched_s = now_s
         num_tokens = sum(sequence.num_tokens for sequence in sequences)
         try:
-            lazy = self._engine.step(_pack(sequences))
+            batch = _pack(sequences)
+            lazy = self._engine.step(batch)
         except Exception as error:
             self._step_failed(sequences, error)
             return
         finally:  # not before: the device works meanwhile
             self._metrics.count_launch(num_tokens, len(sequences))
         predicted_s = self._pacer.cost.predict(num_tokens, len(sequences)) / 1e3
-        self._in_flight.add(Step(sequences, num_tokens, lazy, now_s, predicted_s))
+        self._in_flight.add(Step(sequences, num_tokens, batch.num_rows, lazy, now_s, predicted_s))
         self._launched.set()
         if self._watchdog is None:
             self._watch()
@@ -289,8 +296,8 @@ class Batcher:
         measurable = step.alone or not step.lazy.done
         try:
             result = await step.lazy
-            if len(result.vectors) != len(step.sequences):
-                raise StepError(f"{len(result.vectors)} vectors for {len(step.sequences)} sequences")
+            if len(result.vectors) != step.num_rows:
+                raise StepError(f"{len(result.vectors)} vectors for {step.num_rows} sequences or spans")
         except Exception as error:
             self._in_flight.finish(self._clock())
             self._step_failed(step.sequences, error)
@@ -343,7 +350,12 @@ class Batcher:
 
 
 def _pack(sequences: list[JobSequence]) -> RaggedBatch:
-    """The batch of `sequences`; most have no token types."""
+    """The batch of `sequences`; most have neither token types nor spans."""
     types = [sequence.token_type_ids for sequence in sequences]
     has_types = any(row is not None for row in types)
-    return RaggedBatch.pack([sequence.input_ids for sequence in sequences], types if has_types else None)
+    spans = [sequence.spans for sequence in sequences]
+    return RaggedBatch.pack(
+        [sequence.input_ids for sequence in sequences],
+        types if has_types else None,
+        spans if any(own is not None for own in spans) else None,
+    )

@@ -13,11 +13,12 @@ from scheduler.sequence import Sequence
 class Step:
     """One launched batch. started_s: when the engine began with it, on the batcher's clock.
 
-    alone: launched when nothing else ran, so that it began at once.
+    num_rows: of its result. alone: launched when nothing else ran, so that it began at once.
     """
 
     sequences: list[Sequence]
     num_tokens: int
+    num_rows: int
     lazy: LazyTensor
     started_s: float
     predicted_s: float

@@ -28,27 +28,35 @@ class SequenceQueue:
         self.num_tokens = 0
 
     def append(
-        self, job: Job, input_ids: Rows[Int32], token_type_ids: Rows[Int32 | None] | None = None
+        self,
+        job: Job,
+        input_ids: Rows[Int32],
+        token_type_ids: Rows[Int32 | None] | None = None,
+        spans: Rows[Int32 | None] | None = None,
     ) -> None:
-        """Put all rows of `job` at the end: input_ids i32[n] each, token_type_ids as long or None."""
-        for row, ids in enumerate(input_ids):
-            types = None if token_type_ids is None else token_type_ids[row]
-            self._waiting.append(Sequence(job, row, ids, types))
+        """Put all of `job` at the end: input_ids i32[n] each, token_type_ids as long, spans i32[k, 2]."""
+        row = 0
+        for index, ids in enumerate(input_ids):
+            types = None if token_type_ids is None else token_type_ids[index]
+            sequence = Sequence(job, row, ids, types, None if spans is None else spans[index])
+            self._waiting.append(sequence)
+            row += sequence.num_rows
         num_seqs, num_tokens = len(input_ids), sum(map(len, input_ids))
         self.num_seqs += num_seqs
         self.num_tokens += num_tokens
         job.waiting_seqs += num_seqs
         job.waiting_tokens += num_tokens
 
-    def take(self, max_tokens: int, max_seqs: int, now_s: float) -> list[Sequence]:
+    def take(self, max_tokens: int, max_rows: int, now_s: float) -> list[Sequence]:
         """Pop the next batch: as many of the first sequences as fit, or one that is longer than `max_tokens`.
 
+        max_rows: of their results, which are no fewer than the sequences.
         Rows of ended jobs are dropped, and jobs whose deadline has passed end here with DeadlineExpired.
         Half batches that run again are never joined with others. Empty when nothing waits.
         """
         batch: list[Sequence] = []
-        tokens = 0
-        while self._waiting and len(batch) < max_seqs:
+        tokens = rows = 0
+        while self._waiting and rows < max_rows:
             first = self._waiting[0]
             job = first.job
             if job.done or now_s >= job.deadline_s:
@@ -56,12 +64,17 @@ class SequenceQueue:
                 job.expire()
                 self.drop(job)
                 continue
-            if batch and (tokens + first.num_tokens > max_tokens or first.retry != batch[0].retry):
+            if batch and (
+                tokens + first.num_tokens > max_tokens
+                or rows + first.num_rows > max_rows
+                or first.retry != batch[0].retry
+            ):
                 break
             self._waiting.popleft()
             job.waiting_seqs -= 1
             job.waiting_tokens -= first.num_tokens
             tokens += first.num_tokens
+            rows += first.num_rows
             batch.append(first)
         self.num_seqs -= len(batch)
         self.num_tokens -= tokens

@@ -15,7 +15,7 @@ from scheduler.errors import DeadlineExpired, SchedulerError, StepFailed
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobResult:
-    """What `Batcher.run` returns, a row a sequence, in the job's order.
+    """What `Batcher.run` returns, a row a sequence or span, in the job's order.
 
     vectors: f32[n, D]. int8: i8[n, D] or None. Views of the step's output when one step held the whole job.
     queue_ms: from acceptance to the launch of the first sequence.
@@ -33,11 +33,11 @@ class Job:
     """The sequences of one call, and the future of who waits for them. Ends once: result, error or cancelled.
 
     arrived_s, deadline_s: on the batcher's clock; deadline_s is infinite for a job that has none.
-    launched_s: when its first sequence was launched.
+    num_rows: of its result. launched_s: when its first sequence was launched.
     waiting_seqs, waiting_tokens: its part of the queue's counts; kept by SequenceQueue alone.
     """
 
-    num_seqs: int
+    num_rows: int
     future: asyncio.Future[JobResult]
     arrived_s: float
     deadline_s: float = math.inf
@@ -68,17 +68,17 @@ class Job:
         if self.future.done():
             return
         count = len(rows.vectors)
-        if count == self.num_seqs:
+        if count == self.num_rows:
             self._finish(rows.vectors, rows.int8, now_s)
             return
         if self._vectors is None:
-            self._vectors = np.empty((self.num_seqs, *rows.vectors.shape[1:]), np.float32)
+            self._vectors = np.empty((self.num_rows, *rows.vectors.shape[1:]), np.float32)
             self._int8 = None if rows.int8 is None else np.empty(self._vectors.shape, np.int8)
         self._vectors[first_row : first_row + count] = rows.vectors
         if self._int8 is not None and rows.int8 is not None:
             self._int8[first_row : first_row + count] = rows.int8
         self._delivered += count
-        if self._delivered == self.num_seqs:
+        if self._delivered == self.num_rows:
             self._finish(self._vectors, self._int8, now_s)
 
     def _finish(self, vectors: Float32, int8: Int8 | None, now_s: float) -> None:
@@ -88,22 +88,32 @@ class Job:
 
     def __repr__(self) -> str:
         state = "done" if self.done else f"{self.waiting_seqs} waiting, {self._delivered} delivered"
-        return f"<Job of {self.num_seqs}: {state}>"
+        return f"<Job of {self.num_rows}: {state}>"
 
 
 class Sequence:
-    """Row `row` of `job`: input_ids i32[n], token_type_ids i32[n] or None.
+    """Row `row` of `job`, or rows from there: input_ids i32[n], token_type_ids i32[n] or None.
 
+    spans: i32[k, 2], the parts of it whose means are wanted, k >= 1; None: all of it. num_rows: k, or 1.
     retry: 0, or the number of the half batch with which it runs again after the device ran out of memory.
     """
 
-    __slots__ = ("input_ids", "job", "num_tokens", "retry", "row", "token_type_ids")
+    __slots__ = ("input_ids", "job", "num_rows", "num_tokens", "retry", "row", "spans", "token_type_ids")
 
-    def __init__(self, job: Job, row: int, input_ids: Int32, token_type_ids: Int32 | None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        row: int,
+        input_ids: Int32,
+        token_type_ids: Int32 | None = None,
+        spans: Int32 | None = None,
+    ) -> None:
         self.job = job
         self.row = row
         self.input_ids = input_ids
         self.token_type_ids = token_type_ids
+        self.spans = spans
+        self.num_rows = 1 if spans is None else len(spans)
         self.num_tokens = len(input_ids)
         self.retry = 0
 
@@ -117,15 +127,27 @@ def scatter(sequences: Rows[Sequence], result: BatchResult, now_s: float) -> Non
     A job with a row that is not finite fails; the others of the batch are as good as ever.
     """
     for row in result.non_finite:
-        sequence = sequences[row]
-        reason = f"the model gave a vector with NaN or infinity for input[{sequence.row}]"
-        sequence.job.fail(StepFailed(reason))
+        job, own_row = _owner(sequences, row)
+        job.fail(StepFailed(f"the model gave a vector with NaN or infinity for input[{own_row}]"))
     vectors, int8 = result.vectors, result.int8
-    start = 0
+    has_spans = len(vectors) != len(sequences)
+    start = first_row = 0
     while start < len(sequences):
         job, end = sequences[start].job, start + 1
         while end < len(sequences) and sequences[end].job is job:
             end += 1
-        rows = BatchResult(vectors[start:end], None if int8 is None else int8[start:end])
+        count = sum(sequence.num_rows for sequence in sequences[start:end]) if has_spans else end - start
+        end_row = first_row + count
+        rows = BatchResult(vectors[first_row:end_row], None if int8 is None else int8[first_row:end_row])
         job.deliver(sequences[start].row, rows, now_s)
-        start = end
+        start, first_row = end, end_row
+
+
+def _owner(sequences: Rows[Sequence], row: int) -> tuple[Job, int]:
+    """The job that row `row` of a batch is of, and which of its rows that is."""
+    first_row = 0
+    for sequence in sequences:
+        if row < first_row + sequence.num_rows:
+            return sequence.job, sequence.row + row - first_row
+        first_row += sequence.num_rows
+    raise IndexError(f"row {row} of a batch of {first_row}")

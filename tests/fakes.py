@@ -34,13 +34,15 @@ def fake_info(
 
 
 def fake_vectors(batch: RaggedBatch, dimensions: int) -> Float32:
-    """f32[B, D] in [-1, 1): a hash of each sequence's ids, their order and their types."""
+    """f32[R, D] in [-1, 1): a hash of a sequence's or span's ids, their places in the sequence and types."""
     position = np.arange(batch.num_tokens) - np.repeat(batch.cu_seqlens[:-1], np.diff(batch.cu_seqlens))
     ids = batch.input_ids.astype(np.uint64) + np.uint64(1)
     if batch.token_type_ids is not None:
         ids += batch.token_type_ids.astype(np.uint64) * np.uint64(1_000_003)
     weighted = ids * (2 * position.astype(np.uint64) + np.uint64(1)) * np.uint64(2_654_435_761)
-    sums = np.add.reduceat(weighted, batch.cu_seqlens[:-1])
+    running = np.append(np.zeros(1, np.uint64), np.cumsum(weighted, dtype=np.uint64))
+    starts, ends = (batch.cu_seqlens[:-1], batch.cu_seqlens[1:]) if batch.spans is None else batch.spans.T
+    sums = running[ends] - running[starts]
     odd = 2 * np.arange(dimensions, dtype=np.uint64) + np.uint64(1)
     mixed = (sums[:, None] * odd * np.uint64(6_364_136_223_846_793_005)) >> np.uint64(40)
     vectors: Float32 = mixed.astype(np.float32) / np.float32(2**23) - np.float32(1)

@@ -73,6 +73,7 @@ class ModelConfig:
     normalize: whether vectors are L2-normalised unless a request says not to.
     quantizer: "tanh_int8" = round(tanh(x) * 127), or None.
     dense: linear layers after pooling, in order.
+    chunk_separator: see `rose.batch.EngineInfo`.
     scorer: what follows the pooled token when the task is "score".
     max_model_len: the longest sequence the model takes, special tokens included.
     prompts, default_prompt_name: see `rose.batch.EngineInfo`.
@@ -106,6 +107,7 @@ class ModelConfig:
     mlp_bias: bool = False
     norm_bias: bool = False
     dense: tuple[Dense, ...] = ()
+    chunk_separator: int | None = None
     scorer: Scorer | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None

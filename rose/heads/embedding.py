@@ -29,16 +29,17 @@ class EmbeddingHead:
         self._pooling = config.pooling
         self._scratch = pool_scratch(config.hidden_size, device)
 
-    def __call__(self, hidden: Tensor, cu_seqlens: Tensor, which: Which | None, outputs: Outputs) -> None:
+    def __call__(self, hidden: Tensor, bounds: Tensor, which: Which | None, outputs: Outputs) -> None:
         """Write outputs.vectors f32[S, H], and outputs.int8 if it is there.
 
-        hidden: [T, H]; or [S, H] if which is "only". which: the row to take, None for all.
+        hidden: [T, H]; or [S, H] if which is "only". bounds: offsets of sequences, i32[S+1], or of means
+        also i32[2, S]; see `mean_pool`. which: the row to take, None for all.
         """
         if which is not None:
-            gather_rows(hidden, cu_seqlens, which, outputs)
+            gather_rows(hidden, bounds, which, outputs)
         elif self._pooling == "max":
-            max_pool(hidden, cu_seqlens, outputs)
+            max_pool(hidden, bounds, outputs)
         elif self._pooling == "weightedmean":
-            weighted_mean_pool(hidden, cu_seqlens, outputs)
+            weighted_mean_pool(hidden, bounds, outputs)
         else:
-            mean_pool(hidden, cu_seqlens, outputs, self._scratch)
+            mean_pool(hidden, bounds, outputs, self._scratch)

@@ -41,27 +41,28 @@ def pool_scratch(hidden_size: int, device: torch.device | str) -> Tensor:
     return torch.zeros(SCRATCH_ROWS, hidden_size, dtype=torch.float32, device=device)
 
 
-def mean_pool(hidden: Tensor, cu_seqlens: Tensor, outputs: Outputs, scratch: Tensor) -> None:
+def mean_pool(hidden: Tensor, bounds: Tensor, outputs: Outputs, scratch: Tensor) -> None:
     """Mean over each sequence's rows of hidden [T, H], summed in fp32; zeros for an empty sequence.
 
-    cu_seqlens: i32[S+1]. outputs: vectors f32[S, H], int8 i8[S, H] or None. scratch: from `pool_scratch`.
+    bounds: offsets of sequences, i32[S+1]; or i32[2, S], contiguous, starts over ends of any runs of rows.
+    outputs: vectors f32[S, H], int8 i8[S, H] or None. scratch: from `pool_scratch`.
     """
     if dispatch.uses_triton(hidden):
         from rose.kernels.jit import pooling as jit
 
-        jit.mean_pool(hidden, cu_seqlens, outputs, scratch)
+        jit.mean_pool(hidden, bounds, outputs, scratch)
     else:
-        _means(hidden.float(), cu_seqlens, outputs)
+        _means(hidden.float(), bounds, outputs)
 
 
-def norm_mean_pool(last: LastHidden, cu_seqlens: Tensor, outputs: Outputs, scratch: Tensor) -> None:
+def norm_mean_pool(last: LastHidden, bounds: Tensor, outputs: Outputs, scratch: Tensor) -> None:
     """As `mean_pool` of the final norm of residual + x."""
     if dispatch.uses_triton(last.residual):
         from rose.kernels.jit import pooling as jit
 
-        jit.norm_mean_pool(last, cu_seqlens, outputs, scratch)
+        jit.norm_mean_pool(last, bounds, outputs, scratch)
     else:
-        _means(rms_normalized(added(last.x, last.residual), last.norm), cu_seqlens, outputs)
+        _means(rms_normalized(added(last.x, last.residual), last.norm), bounds, outputs)
 
 
 def gather_rows(hidden: Tensor, cu_seqlens: Tensor, which: Which, outputs: Outputs) -> None:
@@ -116,11 +117,13 @@ def _rows(cu_seqlens: Tensor, which: Which) -> tuple[Tensor, Tensor]:
     return rows.masked_fill(empty, 0), empty.unsqueeze(1)
 
 
-def _means(hidden: Tensor, cu_seqlens: Tensor, outputs: Outputs) -> None:
+def _means(hidden: Tensor, bounds: Tensor, outputs: Outputs) -> None:
     """One reduction a sequence: index_add_ would sum row after row and lose digits over long sequences."""
-    lengths = cu_seqlens.diff()
-    rows = torch.split(hidden[: int(cu_seqlens[-1])], lengths.tolist())
-    sums = torch.stack([part.sum(0) for part in rows])
+    starts, ends = (bounds[:-1], bounds[1:]) if bounds.dim() == 1 else bounds.unbind()
+    lengths = ends - starts
+    sums = torch.stack(
+        [hidden[start:end].sum(0) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    )
     _finish(sums / lengths.clamp(min=1).unsqueeze(1), outputs)
 
 

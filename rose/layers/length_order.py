@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 def sorted_by_length(batch: DeviceBatch) -> tuple[DeviceBatch, torch.Tensor | None]:
     """The batch with its sequences in order of length, and row i's place in the old order: i64[S].
 
-    None in place of the rows if the order was right already. What a backend's `plan` was told of the old
-    order no longer holds, so only for those that plan nothing (on a CPU: all).
+    None in place of the rows if they are in the old order anyway: because it was right already, or because
+    they are spans, which keep their order. What a backend's `plan` was told of the old order no longer holds,
+    so only for those that plan nothing (on a CPU: all).
     """
     offsets = batch.host_cu_seqlens
     lengths = np.diff(offsets)
@@ -30,22 +31,28 @@ def sorted_by_length(batch: DeviceBatch) -> tuple[DeviceBatch, torch.Tensor | No
     np.cumsum(lengths[order], out=sorted_offsets[1:])
     shift = np.repeat(offsets[:-1][order] - sorted_offsets[:-1], lengths[order])
     tokens = torch.from_numpy(np.arange(sorted_offsets[-1], dtype=np.int64) + shift)
-    types = batch.token_type_ids
+    types, spans = batch.token_type_ids, batch.spans
+    if spans is not None:
+        owner = np.searchsorted(offsets, spans[0].numpy(), side="right") - 1
+        moves = np.zeros(len(order) + 1, np.int32)  # the last is for an empty span at the batch's end
+        moves[order] = sorted_offsets[:-1] - offsets[:-1][order]
+        spans = spans + torch.from_numpy(moves[owner])
     reordered = replace(
         batch,
         input_ids=batch.input_ids[tokens],
         cu_seqlens=torch.from_numpy(sorted_offsets),
         token_type_ids=None if types is None else types[tokens],
         host_cu_seqlens=sorted_offsets,
+        spans=spans,
     )
-    return reordered, torch.from_numpy(order)
+    return reordered, torch.from_numpy(order) if spans is None else None
 
 
 def run_by_length(batch: DeviceBatch, outputs: Outputs, run: Callable[[DeviceBatch, Outputs], None]) -> None:
     """`run` a forward on the batch in order of length, and put its rows back where they belong."""
     by_length, rows = sorted_by_length(batch)
     if rows is None:
-        run(batch, outputs)
+        run(by_length, outputs)
         return
     int8 = None if outputs.int8 is None else torch.empty_like(outputs.int8)
     found = Outputs(torch.empty_like(outputs.vectors), int8)

@@ -80,4 +80,4 @@ class BertModel:
         if which is not None and batch.num_seqs <= batch.num_tokens:
             context, hidden = last.pick((context, hidden), batch, buffers, which)
             buffers, which = buffers.rows(batch.num_seqs), "only"
-        self._head(last.mix(context, hidden, buffers), batch.cu_seqlens, which, outputs)
+        self._head(last.mix(context, hidden, buffers), batch.bounds, which, outputs)

@@ -78,7 +78,7 @@ class Gemma3Model:
             widened = layer.mlp(hidden, rows)
             rms_norm(widened, layer.widened_norm, widened)
             add_rms_norm(widened, residual, layer.next_norm, hidden)
-        self._head(hidden, batch.cu_seqlens, self._head.which, outputs)
+        self._head(hidden, batch.bounds, self._head.which, outputs)
 
     def _norm(self, name: str) -> RmsNorm:
         """Gemma's factor is 1 + weight."""

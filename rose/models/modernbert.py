@@ -74,7 +74,7 @@ class ModernBertModel:
             add_pre_layer_norm(layer.attention(x, batch, rows), residual, None, layer.mlp_norm, hidden)
             add_pre_layer_norm(layer.mlp(hidden, rows), residual, None, layer.next_norm, hidden)
             x = hidden
-        self._head(hidden, batch.cu_seqlens, self._head.which, outputs)
+        self._head(hidden, batch.bounds, self._head.which, outputs)
 
 
 def _layer(read: TensorReader, config: ModelConfig, spec: AttentionSpec, index: int, rope: QkRope) -> _Layer:

@@ -81,7 +81,7 @@ class NomicBertModel:
         write_positions(batch.cu_seqlens, rows.positions)
         for layer in self._layers:
             layer(batch, rows)
-        self._head(rows.hidden, batch.cu_seqlens, self._head.which, outputs)
+        self._head(rows.hidden, batch.bounds, self._head.which, outputs)
 
 
 def _own_layer(read: TensorReader, config: ModelConfig, index: int, rope: QkRope) -> _Layer:

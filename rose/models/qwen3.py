@@ -94,7 +94,7 @@ class Qwen3Model:
         last = self._layers[-1]
         if self.config.pooling == "mean":
             hidden = LastHidden(last.mix(rows), rows.residual, self._norm)
-            norm_mean_pool(hidden, batch.cu_seqlens, outputs, self._scratch)
+            norm_mean_pool(hidden, batch.bounds, outputs, self._scratch)
             return
         which: Which = "last" if self.config.pooling == "last" else "first"
         if batch.num_seqs <= batch.num_tokens:  # else padding has made more sequences than rows

@@ -57,14 +57,15 @@ def _emit(vector, vectors_ptr, int8_ptr, at, mask, QUANTIZE: tl.constexpr):
         tl.store(int8_ptr + at, _quantized(vector), mask=mask)
 
 
-@kernel("cu_seqlens_ptr", "out_ptr", "int8_ptr", "num_tokens")
+@kernel("bounds_ptr", "out_ptr", "int8_ptr", "ends_at", "num_tokens")
 def _sum_parts(
     x_ptr,
     residual_ptr,
     weight_ptr,
-    cu_seqlens_ptr,
+    bounds_ptr,
     out_ptr,
     int8_ptr,
+    ends_at,
     num_tokens,
     eps,
     SPLITS: tl.constexpr,
@@ -78,8 +79,8 @@ def _sum_parts(
 ):
     wait_for_inputs(PDL)
     sequence, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    stop = tl.load(cu_seqlens_ptr + sequence + 1)
-    start = tl.load(cu_seqlens_ptr + sequence)
+    stop = tl.load(bounds_ptr + ends_at + sequence)
+    start = tl.load(bounds_ptr + sequence)
     length = stop - start
     span = tl.cdiv(length, parts)
     start += part * span
@@ -113,13 +114,14 @@ def _emit_mean(
     _emit(vector, out_ptr, int8_ptr, at, mask, QUANTIZE)
 
 
-@kernel("cu_seqlens_ptr", "vectors_ptr", "int8_ptr", "parts")
+@kernel("bounds_ptr", "vectors_ptr", "int8_ptr", "ends_at", "parts")
 def _finish_mean(
     scratch_ptr,
-    cu_seqlens_ptr,
+    bounds_ptr,
     weight_ptr,
     vectors_ptr,
     int8_ptr,
+    ends_at,
     parts,
     NORM: tl.constexpr,
     QUANTIZE: tl.constexpr,
@@ -135,7 +137,7 @@ def _finish_mean(
     mask = cols < HIDDEN
     at = (sequence * parts + rows).to(tl.int64) * HIDDEN + cols[None, :]
     total = tl.sum(tl.load(scratch_ptr + at, mask=(rows < parts) & mask[None, :], other=0.0), axis=0)
-    length = tl.load(cu_seqlens_ptr + sequence + 1) - tl.load(cu_seqlens_ptr + sequence)
+    length = tl.load(bounds_ptr + ends_at + sequence) - tl.load(bounds_ptr + sequence)
     at = sequence.to(tl.int64) * HIDDEN + cols
     _emit_mean(total, length, weight_ptr, vectors_ptr, int8_ptr, at, cols, mask, NORM, QUANTIZE)
 
@@ -233,14 +235,14 @@ class _Input:
         return 0.0 if self.last is None else self.last.norm.eps
 
 
-def mean_pool(hidden: Tensor, cu_seqlens: Tensor, outputs: Outputs, scratch: Tensor) -> None:
+def mean_pool(hidden: Tensor, bounds: Tensor, outputs: Outputs, scratch: Tensor) -> None:
     """See rose.kernels.pooling.mean_pool."""
-    _launch_mean(_Input(hidden, None), cu_seqlens, outputs, scratch)
+    _launch_mean(_Input(hidden, None), bounds, outputs, scratch)
 
 
-def norm_mean_pool(last: LastHidden, cu_seqlens: Tensor, outputs: Outputs, scratch: Tensor) -> None:
+def norm_mean_pool(last: LastHidden, bounds: Tensor, outputs: Outputs, scratch: Tensor) -> None:
     """See rose.kernels.pooling.norm_mean_pool."""
-    _launch_mean(_Input(last.x, last), cu_seqlens, outputs, scratch)
+    _launch_mean(_Input(last.x, last), bounds, outputs, scratch)
 
 
 def gather_rows(hidden: Tensor, cu_seqlens: Tensor, which: Which, outputs: Outputs) -> None:
@@ -290,8 +292,10 @@ def parts_for(num_seqs: int, num_tokens: int, scratch_rows: int) -> int:
     return 1 << (max(wanted, 1).bit_length() - 1)
 
 
-def _launch_mean(states: _Input, cu_seqlens: Tensor, outputs: Outputs, scratch: Tensor) -> None:
+def _launch_mean(states: _Input, bounds: Tensor, outputs: Outputs, scratch: Tensor) -> None:
     num_seqs, hidden = outputs.vectors.shape
+    # Offsets are starts and ends at once, one apart; spans are all starts, then all ends.
+    ends_at = 1 if bounds.dim() == 1 else bounds.shape[1]
     num_tokens = states.residual.shape[0]
     parts = parts_for(num_seqs, num_tokens, len(scratch))
     block = block_of(hidden)
@@ -303,9 +307,10 @@ def _launch_mean(states: _Input, cu_seqlens: Tensor, outputs: Outputs, scratch: 
         states.x,
         states.residual,
         states.weight,
-        cu_seqlens,
+        bounds,
         outputs.vectors if parts == 1 else scratch,
         int8,
+        ends_at,
         num_tokens,
         states.eps,
         SPLITS=splits_of(states.x),
@@ -325,10 +330,11 @@ def _launch_mean(states: _Input, cu_seqlens: Tensor, outputs: Outputs, scratch: 
         _finish_mean,
         (num_seqs, ceil_div(hidden, columns)),
         scratch,
-        cu_seqlens,
+        bounds,
         states.weight,
         outputs.vectors,
         int8,
+        ends_at,
         parts,
         NORM=states.last is not None,
         QUANTIZE=outputs.int8 is not None,

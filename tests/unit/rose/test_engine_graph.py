@@ -34,7 +34,7 @@ from rose.staging import StagingLayout, StagingSlot
 
 DIMENSIONS = 4
 INFO = EngineInfo("m", "bert", "float32", "sim", DIMENSIONS, 1000, 128, 512, 16, "mean", True, has_int8=True)
-LIMITS = StepLimits(512, 16, 128, 1000, 2)
+LIMITS = StepLimits(512, 16, 128, 1000, 2, has_spans=True)
 OPTIONS = EngineOptions(max_in_flight=3, max_capture_tokens=256, max_pinned_bytes=1 << 20)
 BROKEN = CudaError(700, "cudaMemcpyAsync to the device")
 REFUSED = CudaError(701, "cudaGraphLaunch")
@@ -49,7 +49,7 @@ class Simulation:
     def __init__(self, info: EngineInfo = INFO) -> None:
         self.info = info
         self.layout = StagingLayout(token_bucket(512), sequence_bucket(16), has_types=True)
-        self.input = np.full(self.layout.size(self.layout.max_tokens), -7, np.int32)
+        self.input = np.full(self.layout.capacity, -7, np.int32)
         self.output = np.zeros(self.output_bytes(self.layout.max_seqs), np.uint8)
         self.input_ptr, self.output_ptr = self.input.ctypes.data, self.output.ctypes.data
         self.stream = CpuStream("simulated-device")
@@ -127,13 +127,17 @@ class Simulation:
         self.stream.launch(lambda: self._compute(key))
 
     def _compute(self, key: GraphKey) -> None:
-        num_tokens, num_seqs, _ = key
+        num_tokens, num_seqs, _, has_spans = key
         offsets = self.input[: num_seqs + 1].tolist()
         ids = self.input[self.layout.ids_at :][:num_tokens]
         types = self.input[self.layout.types_at(num_tokens) :][:num_tokens]
         assert not ids[offsets[-1] :].any()
         rows = np.zeros((num_seqs, DIMENSIONS), np.float32)
-        for row, (start, end) in enumerate(pairwise(offsets)):
+        bounds = list(pairwise(offsets))
+        if has_spans:
+            spans = self.input[self.layout.size(num_tokens) :][: 2 * num_seqs].reshape(2, num_seqs)
+            bounds = spans.T.tolist()
+        for row, (start, end) in enumerate(bounds):
             if end > start:
                 rows[row] = ids[start:end].sum(), end - start, ids[start], types[start:end].sum()
         if len(ids) == offsets[-1] == 512:
@@ -189,9 +193,10 @@ def batch_of(*sequences: list[int]) -> RaggedBatch:
 
 def expected(batch: RaggedBatch) -> Float32:
     types = batch.token_type_ids if batch.token_type_ids is not None else np.zeros_like(batch.input_ids)
+    bounds = list(pairwise(batch.cu_seqlens.tolist())) if batch.spans is None else batch.spans.tolist()
     rows = [
         (batch.input_ids[start:end].sum(), end - start, batch.input_ids[start], types[start:end].sum())
-        for start, end in pairwise(batch.cu_seqlens.tolist())
+        for start, end in bounds
     ]
     return np.array(rows, np.float32)
 
@@ -200,7 +205,12 @@ def random_batch(rng: np.random.Generator) -> RaggedBatch:
     lengths = rng.integers(1, 32, rng.integers(1, 17))
     sequences = [rng.integers(0, 1000, length, dtype=np.int32) for length in lengths]
     types = [rng.integers(0, 2, length, dtype=np.int32) for length in lengths]
-    return RaggedBatch.pack(sequences, types if rng.random() < 0.5 else None)
+    spans: list[np.ndarray | None] | None = None
+    if rng.random() < 0.3:  # of the first sequence several, of the others none or one
+        starts = rng.integers(0, lengths[0], 17 - len(lengths))
+        parts = np.stack([starts, rng.integers(starts + 1, lengths[0] + 1)], axis=1).astype(np.int32)
+        spans = [parts, *[None] * (len(lengths) - 1)]
+    return RaggedBatch.pack(sequences, types if rng.random() < 0.5 else None, spans)
 
 
 def test_random_batches_with_three_in_flight_all_come_back_right(engine: GraphEngine) -> None:

@@ -35,7 +35,22 @@ def batches(draw: st.DrawFn) -> RaggedBatch:
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     sequences = [rng.integers(0, 1000, length, dtype=np.int32) for length in lengths]
     types = [rng.integers(0, 2, length, dtype=np.int32) for length in lengths]
-    return RaggedBatch.pack(sequences, types if draw(st.booleans()) else None)
+    spans = None
+    if draw(st.booleans()):
+        spans = [np.sort(rng.integers(0, length + 1, (1, 2)), axis=1).astype(np.int32) for length in lengths]
+        spans[0] = np.repeat(spans[0], draw(st.integers(1, 17 - len(lengths))), axis=0)
+    return RaggedBatch.pack(sequences, types if draw(st.booleans()) else None, spans)
+
+
+def assert_spans(staged: np.ndarray, batch: RaggedBatch, num_seqs: int) -> None:
+    """Starts over ends, then empty ones; nothing at all of a batch without spans."""
+    if batch.spans is None:
+        assert len(staged) == 0
+        return
+    starts, ends = staged.reshape(2, num_seqs)
+    count = len(batch.spans)
+    assert np.stack([starts, ends], axis=1)[:count].tolist() == batch.spans.tolist()
+    assert not staged.reshape(2, num_seqs)[:, count:].any()
 
 
 @given(st.lists(batches(), min_size=1, max_size=4), st.booleans())
@@ -45,7 +60,7 @@ def test_the_image_is_the_batch_and_zeros_whatever_was_there_before(
     layout = StagingLayout(256, 16, has_types)
     (slot,) = slots_of(1, layout)
     for batch in history:
-        num_tokens, num_seqs = token_bucket(batch.num_tokens), sequence_bucket(batch.num_seqs)
+        num_tokens, num_seqs = token_bucket(batch.num_tokens), sequence_bucket(batch.num_rows)
         image = image_of(slot, slot.fill(batch, num_tokens, num_seqs))
         offsets = image[: num_seqs + 1]
         assert offsets[: batch.num_seqs + 1].tolist() == batch.cu_seqlens.tolist()
@@ -54,7 +69,8 @@ def test_the_image_is_the_batch_and_zeros_whatever_was_there_before(
         ids = image[layout.ids_at : layout.ids_at + num_tokens]
         assert ids[: batch.num_tokens].tolist() == batch.input_ids.tolist()
         assert not ids[batch.num_tokens :].any()
-        types = image[layout.types_at(num_tokens) :]
+        types = image[layout.types_at(num_tokens) : layout.size(num_tokens)]
+        assert_spans(image[layout.size(num_tokens) :], batch, num_seqs)
         if not has_types:
             assert len(types) == 0
             continue

@@ -20,7 +20,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def rows_of(job: Job) -> list[Sequence]:
-    return [Sequence(job, row, sequence(1), None) for row in range(job.num_seqs)]
+    return [Sequence(job, row, sequence(1), None) for row in range(job.num_rows)]
 
 
 def vectors(count: int, first: int = 0) -> Float32:

@@ -35,7 +35,7 @@ def waiting(*lengths: int) -> SequenceQueue:
 def running(*predicted_s: float, started_s: float = 10.0) -> InFlight:
     in_flight = InFlight()
     for seconds in predicted_s:
-        in_flight.add(Step([], 1, FakeLazyTensor.__new__(FakeLazyTensor), started_s, seconds))
+        in_flight.add(Step([], 1, 0, FakeLazyTensor.__new__(FakeLazyTensor), started_s, seconds))
     return in_flight
 
 
