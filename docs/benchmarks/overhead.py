@@ -61,6 +61,7 @@ INFO = EngineInfo("sim", "qwen3", "bf16", "sim", DIMENSIONS, VOCAB, 4096, 16_384
 LIMITS = StepLimits(INFO.max_batch_tokens, INFO.max_batch_seqs, INFO.max_model_len, VOCAB, 0)
 SHAPES = ((1, 128), (5, 512), (100, 512))
 STEP_SHAPES = ((1, 128), (5, 512), (32, 512))
+STAGES = (b"x-total-time", b"x-queue-time", b"x-inference-time")
 WARM_ROUNDS = 50
 
 
@@ -123,10 +124,8 @@ class TimedDevice:
 
     def key_of(self, num_tokens: int, num_seqs: int) -> GraphKey:
         """From a table, as the real one's."""
-        key = self._keys.get((num_tokens, num_seqs))
-        if key is None:
-            key = self._keys[num_tokens, num_seqs] = GraphKey(num_tokens, num_seqs, "sim")
-        return key
+        shape = num_tokens, num_seqs
+        return self._keys.get(shape) or self._keys.setdefault(shape, GraphKey(*shape, "sim"))
 
     def plan(self, key: GraphKey, work: StagingSlot) -> None:
         """Nothing to plan."""
@@ -170,8 +169,12 @@ def engine_of(step_s: float) -> GraphEngine:
     return engine
 
 
-async def serve(ready: Connection, step_s: float) -> None:
+def serve(ready: Connection, step_s: float) -> None:
     """The server, until told to stop; tells its processor time when asked."""
+    uvloop.run(_serve(ready, step_s))
+
+
+async def _serve(ready: Connection, step_s: float) -> None:
     batcher = Batcher(engine_of(step_s), SchedulerOptions())
     await batcher.start()
     app = create_app(GatewayOptions(), batcher, INFO, None)
@@ -190,10 +193,6 @@ async def serve(ready: Connection, step_s: float) -> None:
     await stop.wait()
     await batcher.close(1.0)
     await runner.cleanup()
-
-
-def _server(ready: Connection, step_s: float) -> None:
-    uvloop.run(serve(ready, step_s))
 
 
 def request_of(count: int, length: int) -> bytes:
@@ -232,14 +231,15 @@ def measure(port: int, wire: bytes, rounds: int, server: Connection) -> dict[str
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for _ in range(WARM_ROUNDS):
             exchange(connection, wire)
-        cpu_s = _cpu_s(server)
+        server.send(True)
+        cpu_s = server.recv()
         for _ in range(rounds):
             started = time.perf_counter()
             head = exchange(connection, wire)
             took_us = (time.perf_counter() - started) * 1e6
-            names = (b"x-total-time", b"x-queue-time", b"x-inference-time")
-            rows.append((took_us, *(header_us(head, name) for name in names)))
-        cpu_us = (_cpu_s(server) - cpu_s) / rounds * 1e6
+            rows.append((took_us, *(header_us(head, name) for name in STAGES)))
+        server.send(True)
+        cpu_us = (server.recv() - cpu_s) / rounds * 1e6
     took, _, queue, inference = (sorted(column) for column in zip(*rows, strict=True))
     median = statistics.median
     return {
@@ -253,17 +253,11 @@ def measure(port: int, wire: bytes, rounds: int, server: Connection) -> dict[str
     }
 
 
-def _cpu_s(server: Connection) -> float:
-    server.send(True)
-    seconds: float = server.recv()
-    return seconds
-
-
 def over_http(step_s: float, rounds: int) -> dict[str, dict[str, float]]:
     """`measure` for each shape against a server of its own."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    server = context.Process(target=_server, args=(theirs, step_s), daemon=True)
+    server = context.Process(target=serve, args=(theirs, step_s), daemon=True)
     server.start()
     port = ours.recv()
     figures = {}
