@@ -31,6 +31,7 @@ import uvloop
 from aiohttp import web
 
 from gateway import flags as gateway_flags
+from gateway import verification
 from gateway.app import HEALTH, create_app
 from gateway.options import GatewayOptions
 from gateway.startup import Port, listen_at, listen_on, tls_context
@@ -39,7 +40,7 @@ from rose import flags as rose_flags
 from rose.batch import Engine, EngineInfo
 from rose.config import load_config
 from rose.engine_options import EngineOptions
-from rose.errors import ModelLoadError
+from rose.errors import EngineError, ModelLoadError
 from rose.model_source import LoadFormat, ModelFolder, resolve
 from scheduler import flags as scheduler_flags
 from scheduler.batcher import Batcher
@@ -397,9 +398,45 @@ def set_up_logging(level: str) -> None:
         logging.getLogger(library).setLevel(logging.WARNING)
 
 
+def verify(argv: Sequence[str]) -> int:
+    """Compare a model's vectors with those of its authors' code; 0 if all are near enough, else 1."""
+    parser = _Parser(prog="server.py verify", description="Compare a model with transformers, text by text.")
+    rose_flags.add_model_flags(parser.add_argument_group("model"))
+    rose_flags.add_engine_flags(parser.add_argument_group("batches and memory"))
+    verification.add_flags(parser)
+    args = parser.parse_args(argv)
+    set_up_logging("warning")
+    from rose.engine import load_engine
+    from rose.oracle import TransformersOracle
+
+    try:
+        folder = resolve(args.model, args.load_format)
+        oracle = TransformersOracle(folder.path, load_config(folder.path))
+        path = folder.path / "tokenizer.json"
+        tokenizer = HuggingFaceTokenizer.from_file(path) if path.is_file() else None
+        engine = load_engine(
+            folder.path, rose_flags.engine_options(args), dummy=False, model_name=folder.name
+        )
+        findings = verification.verify(verification.TEXTS, tokenizer, engine, oracle)
+    except (ModelLoadError, EngineError) as error:
+        return failed(error)
+    threshold = verification.THRESHOLDS[engine.info.dtype] if args.threshold is None else args.threshold
+    print("\n".join(verification.describe(findings, threshold)))
+    return 0 if verification.passed(findings, threshold) else START_FAILED
+
+
+def failed(error: Exception) -> int:
+    """Say in one line why nothing could be done."""
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+    return START_FAILED
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until told to stop; the exit status."""
-    options = parse_options(argv)
+    """Serve until told to stop, or do what the first argument names; the exit status."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments[:1] == ["verify"]:
+        return verify(arguments[1:])
+    options = parse_options(arguments)
     set_up_logging(options.log_level)
     print_settings(describe(options))
 
@@ -410,8 +447,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         context = tls(options)
         return uvloop.run(serve(listening_socket(options), context))
     except (StartError, ModelLoadError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        leave(START_FAILED)
+        leave(failed(error))
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 

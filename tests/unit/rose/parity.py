@@ -29,8 +29,13 @@ def save_oracle(folder: Path, oracle: PreTrainedModel, pooling: str = "mean") ->
         scale = 1.5 * tensor.shape[-1] ** -0.5 if tensor.dim() == 2 else 0.3
         tensor.data = torch.randn_like(tensor) * scale + (float(is_norm) if name.endswith("weight") else 0.0)
     oracle.eval().save_pretrained(folder)
-    add_modules(folder, {"1_Pooling": {"pooling_mode": "lasttoken" if pooling == "last" else pooling}})
+    add_modules(folder, {"1_Pooling": pooling_config(pooling, oracle.config.hidden_size)})
     return folder
+
+
+def pooling_config(pooling: str, size: int) -> dict[str, object]:
+    """As sentence-transformers writes it."""
+    return {"pooling_mode": "lasttoken" if pooling == "last" else pooling, "embedding_dimension": size}
 
 
 def add_modules(folder: Path, modules: Mapping[str, Mapping[str, object]]) -> None:

@@ -1,0 +1,122 @@
+"""The oracle of `server.py verify`: loads what we load, and agrees with us on every family."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers.base.modules.dense import Dense
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    ModernBertConfig,
+    ModernBertModel,
+    NomicBertConfig,
+    NomicBertModel,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2Model,
+    Qwen3Config,
+    Qwen3Model,
+    RobertaConfig,
+    RobertaModel,
+)
+
+import server
+from rose.config import load_config
+from rose.errors import ModelLoadError
+from rose.oracle import TransformersOracle
+from tests.unit.rose.bert_cases import least_cosine, random_sequences, run
+from tests.unit.rose.parity import LENGTHS, add_modules, our_model, pooling_config, resized, save_oracle
+
+FAMILIES: dict[str, PreTrainedModel] = {
+    "roberta": RobertaModel(
+        resized(RobertaConfig, pad_token_id=1, type_vocab_size=1), add_pooling_layer=False
+    ),
+    "nomic": NomicBertModel(resized(NomicBertConfig)),
+    "modernbert": ModernBertModel(
+        resized(ModernBertConfig, local_attention=16, cls_token_id=2, sep_token_id=3)
+    ),
+    "qwen2": Qwen2Model(resized(Qwen2Config, num_key_value_heads=1)),
+    "pplx": Qwen3Model(resized(Qwen3Config, num_key_value_heads=1, head_dim=24)),
+}
+# What the authors' config.json says that transformers' own does not.
+PPLX = {
+    "architectures": ["PPLXQwen3Model"],
+    "model_type": "bidirectional_pplx_qwen3",
+    "use_bidirectional_attention": True,
+    "auto_map": {"AutoModel": "modeling.PPLXQwen3Model"},
+}
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_agrees_with_ours(tmp_path: Path, family: str) -> None:
+    folder = save_oracle(tmp_path, FAMILIES[family], "last" if family == "qwen2" else "mean")
+    if family == "pplx":
+        edit(folder, **PPLX)
+    model = our_model(folder)
+    assert model.config.causal == (family == "qwen2")
+    sequences = random_sequences(model.config, LENGTHS)
+    oracle = TransformersOracle(folder, model.config)
+    assert oracle.token_ids("text") is None
+    theirs = torch.from_numpy(np.stack([oracle.vector(ids) for ids in sequences]))
+    assert least_cosine(run(model, sequences).vectors, theirs) >= 0.99999
+
+
+def test_dense_modules_are_part_of_it(tmp_path: Path) -> None:
+    folder = save_oracle(tmp_path, FAMILIES["modernbert"])
+    add_modules(folder, {"1_Pooling": pooling_config("max", 60), "2_Dense": {}, "3_Normalize": {}})
+    Dense(60, 16).save(str(folder / "2_Dense"))
+    model = our_model(folder)
+    ids = random_sequences(model.config, [30])
+    theirs = torch.from_numpy(TransformersOracle(folder, model.config).vector(ids[0]))[None]
+    assert theirs.shape == (1, 16) and least_cosine(run(model, ids).vectors, theirs) >= 0.99999
+
+
+def test_a_scorer_and_an_unknown_folder_are_refused(tmp_path: Path) -> None:
+    scorer = BertForSequenceClassification(resized(BertConfig, num_labels=1))
+    folder = save_oracle(tmp_path, scorer)
+    (folder / "modules.json").unlink()
+    with pytest.raises(ModelLoadError, match="gives scores"):
+        TransformersOracle(folder, load_config(folder))
+    config = load_config(save_oracle(tmp_path / "other", FAMILIES["roberta"]))
+    edit(tmp_path / "other", model_type="unheard-of")
+    with pytest.raises(ModelLoadError, match="transformers cannot load"):
+        TransformersOracle(tmp_path / "other", config)
+
+
+def test_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, minilm_folder: Path
+) -> None:
+    """0 for a model that is right, 1 for one that is not and for one that cannot be loaded."""
+    monkeypatch.setattr(server, "set_up_logging", lambda level: None)
+    small = ModernBertModel(resized(ModernBertConfig, vocab_size=30522, max_position_embeddings=512))
+    folder = save_oracle(tmp_path, small)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if (minilm_folder / name).is_file():
+            (folder / name).write_bytes((minilm_folder / name).read_bytes())
+    command = ["verify", "--model", str(folder), "--device", "cpu", "--threads", "1"]
+    assert server.main(command) == 0
+    assert "27 texts, worst cosine" in capsys.readouterr().out
+    assert server.main([*command, "--threshold", "1.01"]) == 1
+    assert "NOT the same" in capsys.readouterr().out
+    (folder / "model.safetensors").unlink()
+    assert server.main(command) == 1
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.long
+def test_the_command_on_real_weights(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, minilm_folder: Path
+) -> None:
+    monkeypatch.setattr(server, "set_up_logging", lambda level: None)
+    assert server.main(["verify", "--model", str(minilm_folder), "--device", "cpu"]) == 0
+    assert "the same" in capsys.readouterr().out
