@@ -67,7 +67,7 @@ def create_app(
     own = ErrorShape.PERPLEXITY if options.api_dialect == "perplexity" else ErrorShape.OPENAI
     pplx = perplexity.PerplexityEmbeddings(pipeline, names, options)
     routes.post(openai.PATHS, openai.OpenAIEmbeddings(pipeline, names, pplx), own)
-    context = perplexity.ContextualizedEmbeddings(pipeline, names)
+    context = perplexity.ContextualizedEmbeddings(pipeline, names, options)
     routes.post((perplexity.CONTEXT_PATH,), context, ErrorShape.PERPLEXITY)
     _dialects(routes, pipeline, names, tokenizer)
     routes.get(models.PATH, models.Models(names.names, info))

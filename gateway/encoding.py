@@ -6,7 +6,7 @@ import asyncio
 import binascii
 import enum
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -70,20 +70,24 @@ def _exact_squares(rows: Float32) -> NDArray[np.float64]:
     return squares
 
 
-async def items(vectors: NDArray[Any], encoding: Encoding, media: Media) -> list[msgspec.Raw]:
+async def items(
+    vectors: NDArray[Any], encoding: Encoding, media: Media, indices: Sequence[int] | None = None
+) -> list[msgspec.Raw]:
     """Encoded EmbeddingItems of vectors [n, dim], little-endian. Gives the loop a turn between slices.
 
+    indices: what the items' `index` is; None: 0, 1, 2, ...
     Turns beat a thread here: nothing in it releases the GIL, so a thread would hold up the loop just as long.
     """
     write = _WRITERS[encoding, media]
     rows_a_slice = max(1, _SLICE_VALUES // vectors.shape[1])
+    numbers = range(len(vectors)) if indices is None else indices
     encoded: list[msgspec.Raw] = []
     for start in range(0, len(vectors), rows_a_slice):
         if start:
             await asyncio.sleep(0)
         encoded += [
             msgspec.Raw(encode(EmbeddingItem(index=index, embedding=write(row)), media))
-            for index, row in enumerate(vectors[start : start + rows_a_slice], start)
+            for index, row in zip(numbers[start:], vectors[start : start + rows_a_slice], strict=False)
         ]
     return encoded
 

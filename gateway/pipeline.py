@@ -42,8 +42,9 @@ class Scheduler(Protocol):
         sequences: list[Int32],
         token_type_ids: list[Int32 | None] | None = None,
         deadline_s: float | None = None,
+        spans: list[Int32 | None] | None = None,
     ) -> JobResult:
-        """Vectors of the sequences; see Batcher.run."""
+        """Vectors of the sequences, or of spans of them; see Batcher.run."""
         ...
 
 
@@ -85,6 +86,7 @@ class Ready(msgspec.Struct, frozen=True):
     """Sequences as the engine takes them, of num_tokens in all, and what they may cost.
 
     token_type_ids: a row as long as its sequence, or None for zeros. started_s: when work on them began.
+    spans: i32[k, 2], the parts of a sequence whose means are wanted; None: all of it.
     """
 
     sequences: list[Int32]
@@ -92,6 +94,7 @@ class Ready(msgspec.Struct, frozen=True):
     started_s: float
     deadline: Deadline | None
     token_type_ids: list[Int32 | None] | None = None
+    spans: list[Int32 | None] | None = None
 
 
 class Pipeline:
@@ -143,7 +146,7 @@ class Pipeline:
         tokenization_s = time.perf_counter() - ready.started_s
         self._tokenization.observe(tokenization_s)
         left_s = None if ready.deadline is None else ready.deadline.left_s()
-        result = await self._scheduler.run(ready.sequences, ready.token_type_ids, left_s)
+        result = await self._scheduler.run(ready.sequences, ready.token_type_ids, left_s, ready.spans)
         return Embedded(
             vectors=finishing(result.vectors),
             int8=result.int8,

@@ -156,7 +156,8 @@ def pair_template(info: EngineInfo, tokenizer: Tokenizer | None) -> PairTemplate
 
 def text_tokenizer(info: EngineInfo, tokenizer: Tokenizer) -> Tokenizer:
     """What reads clients' texts: literal where a special token in one would be taken for the template's."""
-    return tokenizer.literal() if info.score_template == "qwen3" else tokenizer
+    templated = info.score_template == "qwen3" or info.chunk_separator is not None
+    return tokenizer.literal() if templated else tokenizer
 
 
 def cut(parts: Parts, max_tokens: int, *, keep_end: bool) -> Parts:

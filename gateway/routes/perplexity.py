@@ -5,13 +5,16 @@ Source: docs.perplexity.ai, embeddings; perplexity-py 0.46, types/embedding_crea
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
+
 import msgspec
 
 from gateway.dtypes import Dtype, cast, read_dtype
 from gateway.encoding import Encoding, items
-from gateway.errors import ApiError, ErrorKind, ErrorShape, shown, speaking
+from gateway.errors import ErrorShape, shown, speaking
 from gateway.exchange import Answer, Call
 from gateway.inputs import check_count, invalid, read_input
+from gateway.late_chunking import DocumentJob, LateChunker
 from gateway.names import ServedNames
 from gateway.options import GatewayOptions
 from gateway.pipeline import EmbedJob, Pipeline
@@ -45,6 +48,23 @@ class PerplexityResponse(msgspec.Struct, kw_only=True):
 
     object: str = "list"
     data: list[msgspec.Raw]
+    model: str
+    usage: PerplexityUsage
+
+
+class PerplexityDocument(msgspec.Struct, kw_only=True):
+    """One document's chunks, as encoded EmbeddingItems."""
+
+    object: str = "list"
+    index: int
+    data: list[msgspec.Raw]
+
+
+class ContextualizedResponse(msgspec.Struct, kw_only=True):
+    """Vectors of chunks by document."""
+
+    object: str = "list"
+    data: list[PerplexityDocument]
     model: str
     usage: PerplexityUsage
 
@@ -105,24 +125,45 @@ class PerplexityEmbeddings:
 
 
 class ContextualizedEmbeddings:
-    """POST /v1/contextualizedembeddings: checked and refused; no engine pools chunks in a document yet."""
+    """POST /v1/contextualizedembeddings: a vector a chunk, each within its document."""
 
-    def __init__(self, pipeline: Pipeline, names: ServedNames) -> None:
+    def __init__(self, pipeline: Pipeline, names: ServedNames, options: GatewayOptions) -> None:
         self._pipeline = pipeline
         self._names = names
+        self._chunker = LateChunker(pipeline)
+        self._max_tokens = options.perplexity_max_request_tokens
 
     async def __call__(self, call: Call) -> Answer:
-        """Refuse what `call` asks for.
+        """Embed what `call` asks for.
 
         Raises:
-            ApiError: always.
+            ApiError, scheduler.errors.SchedulerError: as LateChunker.embed.
         """
         request = decode(ContextualizedRequest, call.body, call.media)
         model = self._names.read(request.model)
-        _dtype(request.encoding_format, self._pipeline.read_dimensions(request.dimensions))
+        dimensions = self._pipeline.read_dimensions(request.dimensions)
+        dtype = _dtype(request.encoding_format, dimensions)
         _check_documents(request.input)
-        message = f"model {shown(model)} gives no vectors of chunks within their document"
-        raise ApiError(ErrorKind.NOT_SUPPORTED, message, param="model")
+        job = DocumentJob(
+            documents=request.input,
+            name="input",
+            dimensions=dimensions,
+            normalize=False,
+            deadline=call.deadline,
+            max_request_tokens=self._max_tokens,
+        )
+        embedded = await self._chunker.embed(job)
+        counts = [len(chunks) for chunks in request.input]
+        values = cast(embedded.vectors, embedded.int8, dtype)
+        indices = [index for count in counts for index in range(count)]
+        chunks = await items(values, Encoding.BASE64, call.answer_media, indices)
+        data = [
+            PerplexityDocument(index=index, data=chunks[start:end])
+            for index, (start, end) in enumerate(pairwise(accumulate(counts, initial=0)))
+        ]
+        usage = PerplexityUsage(prompt_tokens=embedded.num_tokens, total_tokens=embedded.num_tokens)
+        response = ContextualizedResponse(data=data, model=model, usage=usage)
+        return answer(response, call.answer_media, figures(embedded))
 
 
 def _dtype(encoding_format: str | None, dimensions: int) -> Dtype:

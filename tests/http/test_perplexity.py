@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -114,8 +115,10 @@ async def test_the_dialect_can_be_the_server_s_own(own: Served) -> None:
     assert isinstance(floats.value["data"][0]["embedding"], list)
 
 
-async def test_contextual_requests_are_checked_then_refused(pplx: Served) -> None:
-    item = detail(await pplx.embed({"input": [["a", "b"], ["c"]]}, path=CONTEXT))
+async def test_models_that_take_no_mean_embed_no_chunks(tokenizer: HuggingFaceTokenizer) -> None:
+    info = replace(fake_info(dimensions=16), pooling="cls")
+    async with serving(engine=FakeEngine(info=info), tokenizer=tokenizer) as server:
+        item = detail(await server.embed({"input": [["a", "b"], ["c"]]}, path=CONTEXT))
     assert (item["type"], item["loc"]) == ("not_supported", ["body", "model"])
 
 
