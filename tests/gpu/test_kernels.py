@@ -237,8 +237,9 @@ def test_shipped_plans(m):
             partials = _poisoned(plan.splits, m, n)
             gemm.split_k_gemm(x, weight, plan, partials)
             actual = partials.float().sum(0)
-        # Each partial sum is rounded to bf16 once.
-        torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
+        # Each partial sum is rounded to bf16 once, so single elements near zero may be far off in relation.
+        assert (actual - expected).norm() / expected.norm() < 4e-3
+        torch.testing.assert_close(actual, expected, rtol=2e-2, atol=4e-2)
 
 
 def _biased(x: Tensor, weight: Tensor, plan: GemmPlan, product: Tensor) -> tuple[Tensor, Tensor]:
