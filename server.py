@@ -341,16 +341,27 @@ async def ended_within(limit_s: float, work: Callable[[], None]) -> bool:
 def announce(options: ServerOptions, info: EngineInfo, port: Port, *, text: bool) -> None:
     """Say that the server is ready, and what to type next."""
     name = (*options.gateway.served_model_names, info.model)[0]
-    body = json.dumps({"model": name, "input": "Hello, world" if text else [1, 2, 3]})
+    route, example = _example(info, text)
+    body = json.dumps({"model": name, **example})
     key = '-H "Authorization: Bearer $BOUQUET_API_KEY" ' if options.gateway.api_keys else ""
     place = port.url if port.path is None else port.path
     where = port.url if port.path is None else f"--unix-socket {shlex.quote(port.path)} {port.url}"
+    gives = f"{info.dimensions} dimensions" if info.task == "embed" else f"labels: {', '.join(info.labels)}"
     print(
         f"ready after {time.perf_counter() - STARTED_S:.1f} s at {place}: {name}, {info.architecture}, "
-        f"{info.dtype} on {info.device}, {info.dimensions} dimensions, up to {info.max_model_len} tokens\n"
-        f"curl -s {where}/v1/embeddings {key}-H 'Content-Type: application/json' -d {shlex.quote(body)}",
+        f"{info.dtype} on {info.device}, {gives}, up to {info.max_model_len} tokens\n"
+        f"curl -s {where}{route} {key}-H 'Content-Type: application/json' -d {shlex.quote(body)}",
         flush=True,
     )
+
+
+def _example(info: EngineInfo, text: bool) -> tuple[str, dict[str, object]]:
+    """A route that this model serves, and a body for it."""
+    if info.task == "embed":
+        return "/v1/embeddings", {"input": "Hello, world" if text else [1, 2, 3]}
+    if len(info.labels) == 1:
+        return "/v1/rerank", {"query": "What is a rose?", "documents": ["A flower.", "A ship."]}
+    return "/predict", {"inputs": "Hello, world"}
 
 
 def leave(status: int) -> NoReturn:

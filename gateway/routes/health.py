@@ -82,7 +82,7 @@ def _tei_fields(info: EngineInfo, options: GatewayOptions) -> dict[str, object]:
         "model_id": info.model,
         "model_sha": None,
         "model_dtype": info.dtype,
-        "model_type": {"embedding": {"pooling": info.pooling}},
+        "model_type": _tei_type(info),
         "max_concurrent_requests": options.max_outstanding_requests,
         "max_input_length": max_tokens(info),
         "max_batch_tokens": info.max_batch_tokens,
@@ -91,6 +91,16 @@ def _tei_fields(info: EngineInfo, options: GatewayOptions) -> dict[str, object]:
         "auto_truncate": False,
         "tokenization_workers": options.tokenizer_threads,
     }
+
+
+def _tei_type(info: EngineInfo) -> dict[str, object]:
+    """An embedder, a reranker if it has one label, or a classifier if it has several."""
+    if info.task == "embed":
+        return {"embedding": {"pooling": info.pooling}}
+    by_id = {str(index): label for index, label in enumerate(info.labels)}
+    by_label = {label: index for index, label in enumerate(info.labels)}
+    kind = "reranker" if len(info.labels) == 1 else "classifier"
+    return {kind: {"id2label": by_id, "label2id": by_label}}
 
 
 def _status(status: str) -> Answer:

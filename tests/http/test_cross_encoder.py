@@ -136,6 +136,9 @@ async def test_rerank_gives_the_models_scores(server: Served, bert: Any) -> None
     squashed = (await server.embed(body, path="/rerank")).value
     np.testing.assert_allclose([rank["score"] for rank in squashed], _sigmoid(logits[order]), atol=1e-5)
     assert np.ptp(logits) > 0.1
+    info = (await server.send("GET", "/info")).value
+    names = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    assert info["model_type"] == {"reranker": names}
 
 
 async def test_each_query_with_its_document(server: Served, bert: Any) -> None:
@@ -193,6 +196,8 @@ async def test_predict_names_the_labels(tmp_path: Path) -> None:
         _assert_predictions(three, _logits(model, "yy"), raw=True)
         refused = await server.embed({"query": QUERY, "texts": TEXTS}, path="/rerank")
         assert (refused.status, "3 labels" in str(refused.value)) == (422, True)
+        info = (await server.send("GET", "/info")).value
+        assert info["model_type"]["classifier"]["id2label"] == {str(i): LABELS[i] for i in range(3)}
 
 
 def _assert_predictions(given: list[dict[str, Any]], logits: np.ndarray, raw: bool = False) -> None:
@@ -205,7 +210,7 @@ def _assert_predictions(given: list[dict[str, Any]], logits: np.ndarray, raw: bo
 @pytest.mark.parametrize("inputs", [None, "", [], [[]], ["a", "b", "c", ""], [["a", "b", "c"]], [["a", ""]]])
 async def test_bad_inputs_are_refused(server: Served, inputs: object) -> None:
     refused = await server.embed({"inputs": inputs}, path="/predict")
-    assert (refused.status, refused.value["error_type"]) == (422, "validation")
+    assert (refused.status, refused.value["error_type"]) == (422, "Validation")
 
 
 async def test_qwen3_reranker_says_yes_or_no(tmp_path: Path) -> None:
