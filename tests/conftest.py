@@ -15,6 +15,9 @@ from rose.model_source import resolve
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
+# Tests of clients run in environments that hold clients and not the server: `make test-clients`.
+collect_ignore = ["clients"]
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -107,6 +107,7 @@ class Rerank:
     def __init__(self, scorer: Scorer, names: ServedNames, shape: ErrorShape) -> None:
         self._scorer = scorer
         self._names = names
+        self._own = shape
         self._other = ErrorShape.JINA if shape is ErrorShape.TEI else shape
 
     async def __call__(self, call: Call) -> Answer:
@@ -117,7 +118,7 @@ class Rerank:
         """
         request = decode(RerankRequest, call.body, call.media)
         if request.documents is None:
-            with speaking(ErrorShape.TEI):
+            with speaking(self._own if request.texts is None else ErrorShape.TEI):
                 texts, top = _texts(request), _top(request)
                 scored = await self._scorer.score(_job(request, texts, call))
                 shown = texts if request.return_text else None

@@ -15,7 +15,7 @@ from tests.http.served import BOS, EOS, Reply, Served, expected, serving, text_i
 EMBED_PATHS = ("/embed", "/")
 
 
-def tei_error(reply: Reply, status: int = 422, error_type: str = "validation") -> str:
+def tei_error(reply: Reply, status: int = 422, error_type: str = "Validation") -> str:
     """The message, after a look at the shape."""
     assert reply.status == status, reply.body
     assert set(reply.value) == {"error", "error_type"}
@@ -102,7 +102,7 @@ async def test_bad_requests_are_422_and_flat(server: Served, path: str, body: An
 
 @pytest.mark.parametrize("path", ["/embed_all", "/embed_sparse", "/predict"])
 async def test_what_no_head_gives_is_named(server: Served, path: str) -> None:
-    message = tei_error(await server.embed({"inputs": "a"}, path=path), error_type="not_supported")
+    message = tei_error(await server.embed({"inputs": "a"}, path=path), error_type="Backend")
     assert message.startswith("model 'fake' does not give ")
     assert "/embed gives" in message
 
@@ -150,7 +150,7 @@ async def test_without_a_tokenizer_texts_are_told_so() -> None:
             ("/tokenize", {"inputs": "a"}),
             ("/decode", {"ids": [1]}),
         ):
-            assert "no tokenizer" in tei_error(await server.embed(body, path=path), error_type="tokenizer")
+            assert "no tokenizer" in tei_error(await server.embed(body, path=path), error_type="Tokenizer")
 
 
 async def test_more_tokens_than_a_request_may_have(tokenizer: HuggingFaceTokenizer) -> None:
