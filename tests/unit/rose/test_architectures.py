@@ -29,7 +29,10 @@ from transformers import (
     RobertaModel,
 )
 
+from rose.batch import RaggedBatch
 from rose.config import load_config
+from rose.engine import load_engine
+from rose.engine_options import EngineOptions
 from rose.errors import ModelLoadError
 from tests.unit.rose.bert_cases import least_cosine, random_sequences, run
 from tests.unit.rose.parity import (
@@ -284,3 +287,29 @@ def test_a_dense_module_without_weights_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(ModelLoadError, match="2_Dense: no weights"):
         our_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("oracle", "overflows"),
+    [
+        (qwen2(num_hidden_layers=1), True),
+        (gemma3(num_hidden_layers=1), True),
+        (LlamaModel(resized(LlamaConfig, num_hidden_layers=1)), True),
+        (modernbert(num_hidden_layers=1), False),
+        (NomicBertModel(resized(NomicBertConfig, num_hidden_layers=1)), False),
+    ],
+    ids=["qwen2", "gemma3", "llama", "modernbert", "nomic"],
+)
+def test_float16_is_refused_where_it_overflows(
+    tmp_path: Path, oracle: PreTrainedModel, overflows: bool
+) -> None:
+    folder = save_oracle(tmp_path, oracle)
+    options = EngineOptions(device="cpu", dtype="float16", num_threads=1)
+    if overflows:
+        with pytest.raises(ModelLoadError, match="overflows in float16"):
+            load_engine(folder, options, dummy=False, model_name="m")
+        return
+    engine = load_engine(folder, options, dummy=False, model_name="m")
+    result = engine.step(RaggedBatch.pack(random_sequences(load_config(folder), [9, 3]))).result()
+    engine.close()
+    assert result.non_finite == ()
