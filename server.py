@@ -346,7 +346,7 @@ def announce(options: ServerOptions, info: EngineInfo, port: Port, *, text: bool
     key = '-H "Authorization: Bearer $BOUQUET_API_KEY" ' if options.gateway.api_keys else ""
     place = port.url if port.path is None else port.path
     where = port.url if port.path is None else f"--unix-socket {shlex.quote(port.path)} {port.url}"
-    gives = f"{info.dimensions} dimensions" if info.task == "embed" else f"labels: {', '.join(info.labels)}"
+    gives = f"{info.dimensions} dimensions" if info.task != "score" else f"labels: {', '.join(info.labels)}"
     print(
         f"ready after {time.perf_counter() - STARTED_S:.1f} s at {place}: {name}, {info.architecture}, "
         f"{info.dtype} on {info.device}, {gives}, up to {info.max_model_len} tokens\n"
@@ -359,6 +359,8 @@ def _example(info: EngineInfo, text: bool) -> tuple[str, dict[str, object]]:
     """A route that this model serves, and a body for it."""
     if info.task == "embed":
         return "/v1/embeddings", {"input": "Hello, world" if text else [1, 2, 3]}
+    if info.task == "sparse":
+        return "/embed_sparse", {"inputs": "Hello, world"}
     if len(info.labels) == 1:
         return "/v1/rerank", {"query": "What is a rose?", "documents": ["A flower.", "A ship."]}
     return "/predict", {"inputs": "Hello, world"}

@@ -99,7 +99,10 @@ def _dialects(routes: _Routes, pipeline: Pipeline, names: ServedNames, tokenizer
     routes.post((tei.SIMILARITY_PATH,), similarity, ErrorShape.TEI)
     routes.post((tei.ROOT_PATH,), tei.Root(embed, similarity), ErrorShape.TEI)
     for path, what in tei.UNSUPPORTED.items():
-        routes.post((path,), tei.unsupported(model, what), ErrorShape.TEI)
+        if path == tei.SPARSE_PATH and pipeline.info.task == "sparse":
+            routes.post((path,), tei.EmbedSparse(pipeline), ErrorShape.TEI)
+        else:
+            routes.post((path,), tei.unsupported(model, what), ErrorShape.TEI)
     routes.post((tokens.TOKENIZE_PATH,), tokens.Tokenize(pipeline), ErrorShape.TEI)
     routes.post((tokens.DECODE_PATH,), tokens.Decode(pipeline), ErrorShape.TEI)
     for path, shape in rerank.PATHS.items():

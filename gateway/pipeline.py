@@ -24,6 +24,11 @@ from scheduler.sequence import JobResult
 _NO_TEMPLATE = SpecialTokens(np.zeros(0, np.int32), np.zeros(0, np.int32))
 
 
+# By EngineInfo.task.
+_DOES = {"embed": "gives dense vectors", "score": "scores texts", "sparse": "gives sparse vectors"}
+_GIVES = {"embed": "dense vectors", "sparse": "sparse vectors"}
+
+
 class Scheduler(Protocol):
     """What the gateway asks of `scheduler.batcher.Batcher`."""
 
@@ -122,15 +127,16 @@ class Pipeline:
             max_request_tokens=options.max_request_tokens,
         )
 
-    async def embed(self, job: EmbedJob) -> Embedded:
-        """Run `job`. Cancelling drops what of it still waits.
+    async def embed(self, job: EmbedJob, task: str = "embed") -> Embedded:
+        """Run `job`. Cancelling drops what of it still waits. task: what the model must be made for.
 
         Raises:
             ApiError: the model gives no vectors, the inputs are too long, or the vectors are not finite.
             scheduler.errors.SchedulerError: see scheduler/errors.py.
         """
-        if self.info.task != "embed":
-            message = f"model {self.info.model} scores texts; it gives no vectors of them"
+        if self.info.task != task:
+            does, lacks = _DOES[self.info.task], _GIVES[task]
+            message = f"model {self.info.model} {does}; it gives no {lacks}"
             raise ApiError(ErrorKind.NOT_SUPPORTED, message, param="model")
         started_s = time.perf_counter()  # the loop's own clock ticks in milliseconds
         sequences = self._fit(await self._sequences(job), job)

@@ -135,7 +135,8 @@ class EngineInfo:
     attention: the attention backends in use, in order of preference.
     chunk_separator: the token between the chunks of a document, of models trained on such; None: nothing is.
     type_vocab_size: kinds of token types that the model tells apart; 0: it has none.
-    task: "embed", or "score": then D is len(labels), and vectors hold one raw logit a label.
+    task: "embed"; "score": D is len(labels), vectors hold one raw logit a label; or "sparse": D is
+        vocab_size, vectors hold a weight for each word, most of them 0.
     labels: what the logits of a scorer are called.
     score_template: how a scorer wants a query and a document: "pair", as the tokenizer joins them, or
         "qwen3", in the words of Qwen3-Reranker's authors.

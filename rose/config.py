@@ -72,6 +72,8 @@ def load_config(folder: Path) -> ModelConfig:
     class_name = _class_name(fields)
     known = _CLASSES[class_name]
     head = read_head(folder, known.head)
+    if head.task == "sparse" and class_name != "BertForMaskedLM":
+        raise fields.refuse(f"SpladePooling needs the head of BertForMaskedLM; this is {class_name}")
     config = known.read(fields, head)
     check_dense(head, config.hidden_size, fields.path)
     prompts, default_prompt_name = read_prompts(folder)

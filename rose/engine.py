@@ -74,7 +74,7 @@ def load_engine(folder: Path, options: EngineOptions, *, dummy: bool, model_name
             vocab_size=config.vocab_size,
             max_model_len=max_model_len,
             max_batch_tokens=max_batch_tokens,
-            max_batch_seqs=options.max_batch_seqs,
+            max_batch_seqs=_max_batch_seqs(options, config),
             pooling=config.pooling,
             normalize=config.normalize,
             has_int8=config.quantizer == "tanh_int8",
@@ -159,6 +159,11 @@ def _lengths(options: EngineOptions, config: ModelConfig) -> tuple[int, int]:
             "a sequence is never split, raise the latter"
         )
     return options.max_batch_tokens, min(wanted, options.max_batch_tokens)
+
+
+def _max_batch_seqs(options: EngineOptions, config: ModelConfig) -> int:
+    """As asked for; but rows as long as a vocabulary are copied to the host 32 at a time, some 4 MB."""
+    return min(options.max_batch_seqs, 32) if config.task == "sparse" else options.max_batch_seqs
 
 
 def _usable_cpus() -> int:

@@ -95,7 +95,7 @@ def _tei_fields(info: EngineInfo, options: GatewayOptions) -> dict[str, object]:
 
 def _tei_type(info: EngineInfo) -> dict[str, object]:
     """An embedder, a reranker if it has one label, or a classifier if it has several."""
-    if info.task == "embed":
+    if info.task != "score":
         return {"embedding": {"pooling": info.pooling}}
     by_id = {str(index): label for index, label in enumerate(info.labels)}
     by_label = {label: index for index, label in enumerate(info.labels)}

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Architecture = Literal["bert", "nomic_bert", "modernbert", "qwen3", "qwen2", "llama", "gemma3"]
-Pooling = Literal["mean", "cls", "last", "max", "weightedmean"]
-Task = Literal["embed", "score"]
+Pooling = Literal["mean", "cls", "last", "max", "weightedmean", "splade"]
+Task = Literal["embed", "score", "sparse"]
 Activation = Literal["identity", "tanh", "relu", "gelu", "silu", "sigmoid"]
 
 
@@ -114,7 +114,9 @@ class ModelConfig:
 
     @property
     def dimensions(self) -> int:
-        """Elements of a vector: for a scorer, its logits."""
+        """Elements of a vector: for a scorer, its logits; for SPLADE, its words."""
+        if self.task == "sparse":
+            return self.vocab_size
         if self.scorer is not None:
             return len(self.scorer.labels)
         return self.dense[-1].out_features if self.dense else self.hidden_size

@@ -43,15 +43,19 @@ class _Pipeline:
     normalize: bool = False
     quantizer: Literal["tanh_int8"] | None = None
     scores: bool = False
+    gives_words: bool = False
 
     def add(self, kind: str, folder: Path, name: str) -> bool:
         """Take in a module; whether it is known and may stand here. name: of its folder."""
         if kind == "Pooling" and self.pooling is None:
             self.pooling = _read_pooling(folder / name / "config.json")
+        elif kind == "SpladePooling" and self.pooling is None:
+            self.pooling = _read_splade(folder / name / "config.json")
         elif kind == "LogitScore" and self.pooling is None:
             self.scores = True
         elif self.pooling is None or self.quantizer is not None:
-            return kind == "Transformer" and self.pooling is None
+            self.gives_words = self.gives_words or kind == "MLMTransformer"
+            return kind in ("Transformer", "MLMTransformer") and self.pooling is None
         elif kind == "Dense" and not self.normalize:
             self.dense.append(_read_dense(folder / name / "config.json", name))
         elif kind == "Normalize":
@@ -86,6 +90,12 @@ def read_head(folder: Path, default: Head) -> Head:
         return default
     if pipeline.pooling is None or pipeline.scores:
         raise ModelLoadError(f"{path}: no Pooling module; only models that pool their tokens are supported")
+    if pipeline.pooling == "splade":
+        if pipeline.dense or pipeline.normalize or pipeline.quantizer:
+            raise ModelLoadError(f"{path}: nothing may follow SpladePooling")
+        return Head("sparse", "splade")
+    if pipeline.gives_words:
+        raise ModelLoadError(f"{path}: MLMTransformer is supported before SpladePooling only")
     return Head("embed", pipeline.pooling, pipeline.normalize, pipeline.quantizer, tuple(pipeline.dense))
 
 
@@ -112,6 +122,13 @@ def read_prompts(folder: Path) -> tuple[Mapping[str, str], str | None]:
     if default is not None and default not in prompts:
         raise fields.refuse(f"default_prompt_name {default!r} is none of the prompts {sorted(prompts)}")
     return prompts, None if default is None else str(default)
+
+
+def _read_splade(path: Path) -> Pooling:
+    fields = Fields.read(path)
+    fields.require("pooling_strategy", "max")
+    fields.require("activation_function", "relu")
+    return "splade"
 
 
 def _read_pooling(path: Path) -> Pooling:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rose.attention.base import AttentionSpec
 from rose.heads.embedding import EmbeddingHead
+from rose.heads.splade import SpladeHead
 from rose.kernels.early import early_for, launching
 from rose.kernels.embedding import embed_bert
 from rose.kernels.gemm import fetches_early
@@ -48,7 +49,9 @@ class BertModel:
         read = EncoderReader(config, weights, dtype, device)
         self._tables = read.tables()
         self._layers = [read.layer(index) for index in range(config.num_layers)]
-        self._head = EmbeddingHead(config, device)
+        self._head: EmbeddingHead | SpladeHead = EmbeddingHead(config, device)
+        if config.pooling == "splade":
+            self._head = SpladeHead(config, weights, self._tables.word)
         self._keys = weight_keys(config)
         self._on_cpu = device.type == "cpu"
         self._buffers = EncoderBuffers()
