@@ -47,10 +47,6 @@ class WeightSource(Protocol):
         """
         ...
 
-    def has(self, name: str) -> bool:
-        """Whether there is a tensor of this name."""
-        ...
-
 
 class MappedWeights:
     """Tensors by name from a mapping (a state dict, or the lazy view of safetensors files).
@@ -75,24 +71,14 @@ class MappedWeights:
             )
         return tensor
 
-    def has(self, name: str) -> bool:
-        """See WeightSource.has."""
-        return self._spelling(name) is not None
-
     def _find(self, name: str) -> str:
-        found = self._spelling(name)
-        if found is None:
-            raise ModelLoadError(f"{self._origin}: tensor {name!r} is missing from its weights")
-        return found
-
-    def _spelling(self, name: str) -> str | None:
         """The stored spelling of `name`: any prefix, and LayerNorm.gamma/beta as the first BERTs had it."""
         old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
         for spelling in (name, old):
             for prefix in _PREFIXES:
                 if prefix + spelling in self._tensors:
                     return prefix + spelling
-        return None
+        raise ModelLoadError(f"{self._origin}: tensor {name!r} is missing from its weights")
 
 
 class DummyWeights:
@@ -105,10 +91,6 @@ class DummyWeights:
     def __init__(self, seed: int = 0, device: torch.device | str = "cpu") -> None:
         self._seed = seed
         self._device = torch.device(device)
-
-    def has(self, name: str) -> bool:
-        """See WeightSource.has; there is every tensor."""
-        return True
 
     def tensor(self, name: str, shape: Shape) -> torch.Tensor:
         """See WeightSource.tensor; never fails."""
@@ -143,11 +125,6 @@ class FolderWeights:
 
     def __repr__(self) -> str:
         return f"FolderWeights({str(self._folder)!r})"
-
-    def has(self, name: str) -> bool:
-        """See WeightSource.has."""
-        part, name = self._part(name)
-        return part.has(name)
 
     def tensor(self, name: str, shape: Shape) -> torch.Tensor:
         """See WeightSource.tensor."""

@@ -26,10 +26,6 @@ class TensorReader:
         """The tensor; on a CPU that of a mapped file itself if its dtype is right."""
         return self._weights.tensor(name, shape).to(*self._place)
 
-    def has(self, name: str) -> bool:
-        """Whether there is such a tensor: for models whose files have two spellings."""
-        return self._weights.has(name)
-
     def linear(self, name: str, height: int, width: int, bias: bool = False) -> Linear:
         """The layer `name`, width -> height features."""
         return Linear(self(f"{name}.weight", height, width), self(f"{name}.bias", height) if bias else None)

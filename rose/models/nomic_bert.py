@@ -54,17 +54,12 @@ class NomicBertModel:
         self.config = config
         self.attention_spec = attention_spec(config, dtype, device)
         read = TensorReader(weights, dtype, device)
-        # The published files' own names, else those that transformers has given them.
-        own = read.has("emb_ln.weight")
-        norm = read.layer_norm(
-            "emb_ln" if own else "embeddings.LayerNorm", config.hidden_size, config.norm_eps
-        )
+        norm = read.layer_norm("emb_ln", config.hidden_size, config.norm_eps)
         word = read("embeddings.word_embeddings.weight", config.vocab_size, config.hidden_size)
         types = read("embeddings.token_type_embeddings.weight", config.type_vocab_size, config.hidden_size)
         self._tables = BertTables(word, None, types, norm)
-        layer = _own_layer if own else _renamed_layer
         ropes = layer_ropes(config, device)
-        self._layers = [layer(read, config, index, rope) for index, rope in enumerate(ropes)]
+        self._layers = [_layer(read, config, index, rope) for index, rope in enumerate(ropes)]
         self._head = EmbeddingHead(config, device)
         self._memory = ActivationMemory(config, max_tokens, dtype, device)
 
@@ -84,30 +79,17 @@ class NomicBertModel:
         self._head(rows.hidden, batch.bounds, self._head.which, outputs)
 
 
-def _own_layer(read: TensorReader, config: ModelConfig, index: int, rope: QkRope) -> _Layer:
-    """Of the published files, which have q, k and v in one, and call the gate fc12."""
+def _layer(read: TensorReader, config: ModelConfig, index: int, rope: QkRope) -> _Layer:
+    """By the names of the published files, which transformers keeps when it saves: q, k and v in one."""
     size, inner, name = config.hidden_size, config.intermediate_size, f"encoder.layers.{index}"
     gate_up = read.stacked({f"{name}.mlp.fc12": inner, f"{name}.mlp.fc11": inner}, size)
-    qkv, output = (
-        read.linear(f"{name}.attn.Wqkv", 3 * size, size),
-        read.linear(f"{name}.attn.out_proj", size, size),
-    )
     return _Layer(
-        attention=RotaryAttention(qkv, rope, output),
+        attention=RotaryAttention(
+            qkv=read.linear(f"{name}.attn.Wqkv", 3 * size, size),
+            rope=rope,
+            output=read.linear(f"{name}.attn.out_proj", size, size),
+        ),
         attention_norm=read.layer_norm(f"{name}.norm1", size, config.norm_eps),
         mlp=GatedUnit(Linear(gate_up), read.linear(f"{name}.mlp.fc2", size, inner), "silu"),
         mlp_norm=read.layer_norm(f"{name}.norm2", size, config.norm_eps),
-    )
-
-
-def _renamed_layer(read: TensorReader, config: ModelConfig, index: int, rope: QkRope) -> _Layer:
-    size, inner, name = config.hidden_size, config.intermediate_size, f"layers.{index}"
-    qkv = read.stacked({f"{name}.self_attn.{part}_proj": size for part in "qkv"}, size)
-    gate_up = read.stacked({f"{name}.mlp.{part}_proj": inner for part in ("gate", "up")}, size)
-    output = read.linear(f"{name}.self_attn.o_proj", size, size)
-    return _Layer(
-        attention=RotaryAttention(Linear(qkv), rope, output),
-        attention_norm=read.layer_norm(f"{name}.post_attention_layernorm", size, config.norm_eps),
-        mlp=GatedUnit(Linear(gate_up), read.linear(f"{name}.mlp.down_proj", size, inner), "silu"),
-        mlp_norm=read.layer_norm(f"{name}.post_mlp_layernorm", size, config.norm_eps),
     )

@@ -27,10 +27,6 @@ class Reader:
             self._read[name] = self._weights.tensor(name, shape).to(self.device, torch.float32)
         return self._read[name]
 
-    def has(self, name: str) -> bool:
-        """Whether there is such a tensor."""
-        return self._weights.has(name)
-
     def dense(self, x: Tensor, name: str, out_features: int, bias: bool = False) -> Tensor:
         """x Wᵀ, + b if it has one: f32[n, in] -> f32[n, out_features]."""
         y = x @ self(f"{name}.weight", out_features, x.shape[-1]).T

@@ -38,24 +38,20 @@ def _norm_of(read: Reader, config: ModelConfig, bias: bool) -> Norm:
 def nomic_bert(config: ModelConfig, read: Reader, ids: Tensor, types: Tensor) -> Tensor:
     """Hidden states f32[n, H]: post-norm, RoPE, SwiGLU. Source: Nussbaum et al., arXiv 2402.01613."""
     size, inner, norm = config.hidden_size, config.intermediate_size, _norm_of(read, config, bias=True)
-    own = read.has("emb_ln.weight")  # nomic's spelling; else transformers'
     hidden = read("embeddings.word_embeddings.weight", config.vocab_size, size)[ids]
     hidden = hidden + read("embeddings.token_type_embeddings.weight", config.type_vocab_size, size)[types]
-    hidden = norm(hidden, "emb_ln" if own else "embeddings.LayerNorm")
+    hidden = norm(hidden, "emb_ln")
     for index in range(config.num_layers):
-        name = f"encoder.layers.{index}" if own else f"layers.{index}"
-        if own:
-            q, k, v = read.dense(hidden, f"{name}.attn.Wqkv", 3 * size).chunk(3, dim=-1)
-        else:
-            q, k, v = (read.dense(hidden, f"{name}.self_attn.{part}_proj", size) for part in "qkv")
-        q, k, v = (x.view(len(ids), config.num_heads, config.head_dim) for x in (q, k, v))
+        name = f"encoder.layers.{index}"
+        qkv = read.dense(hidden, f"{name}.attn.Wqkv", 3 * size)
+        q, k, v = qkv.view(len(ids), 3, config.num_heads, config.head_dim).unbind(1)
         context = attend(rotate(q, config.rope_theta), rotate(k, config.rope_theta), v, Mask())
-        mixed = read.dense(context, f"{name}.attn.out_proj" if own else f"{name}.self_attn.o_proj", size)
-        hidden = norm(hidden + mixed, f"{name}.norm1" if own else f"{name}.post_attention_layernorm")
-        gate = read.dense(hidden, f"{name}.mlp.fc12" if own else f"{name}.mlp.gate_proj", inner)
-        up = read.dense(hidden, f"{name}.mlp.fc11" if own else f"{name}.mlp.up_proj", inner)
-        narrowed = read.dense(silu(gate) * up, f"{name}.mlp.fc2" if own else f"{name}.mlp.down_proj", size)
-        hidden = norm(hidden + narrowed, f"{name}.norm2" if own else f"{name}.post_mlp_layernorm")
+        hidden = norm(hidden + read.dense(context, f"{name}.attn.out_proj", size), f"{name}.norm1")
+        up, gate = (
+            read.dense(hidden, f"{name}.mlp.fc11", inner),
+            read.dense(hidden, f"{name}.mlp.fc12", inner),
+        )
+        hidden = norm(hidden + read.dense(silu(gate) * up, f"{name}.mlp.fc2", size), f"{name}.norm2")
     return hidden
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from sentence_transformers.base.modules.dense import Dense
 from transformers import (
     Gemma3TextConfig,
@@ -45,8 +43,6 @@ from tests.unit.rose.parity import (
     resized,
     save_oracle,
 )
-
-Save = Callable[..., Path]
 
 
 def gemma3(**changes: object) -> Gemma3TextModel:
@@ -117,49 +113,20 @@ def test_nomic_bert_with_token_types(tmp_path: Path) -> None:
         torch.testing.assert_close(vectors[row], expected, rtol=1e-3, atol=1e-4)
 
 
-# What transformers calls a tensor, and what nomic's own files call it.
-NOMIC_NAMES = {
-    "layers.": "encoder.layers.",
-    "embeddings.LayerNorm": "emb_ln",
-    "self_attn.o_proj": "attn.out_proj",
-    "mlp.up_proj": "mlp.fc11",
-    "mlp.gate_proj": "mlp.fc12",
-    "mlp.down_proj": "mlp.fc2",
-    "post_attention_layernorm": "norm1",
-    "post_mlp_layernorm": "norm2",
-}
-
-
-def nomic_spellings(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """As nomic publishes them: q, k and v in one."""
-    named: dict[str, torch.Tensor] = {}
-    for name, tensor in state.items():
-        renamed = name
-        for ours, theirs in NOMIC_NAMES.items():
-            renamed = renamed.replace(ours, theirs)
-        if ".self_attn.q_proj" in name:
-            parts = [state[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
-            named[renamed.replace("self_attn.q_proj", "attn.Wqkv")] = torch.cat(parts)
-        elif ".self_attn." not in renamed:
-            named[renamed] = tensor
-    return named
-
-
-@pytest.mark.parametrize("spelling", [dict, nomic_spellings], ids=["transformers", "nomic"])
-def test_nomic_bert_in_both_spellings(
-    tmp_path: Path, spelling: Callable[..., dict[str, torch.Tensor]]
-) -> None:
+def test_nomic_bert_in_its_own_spelling(tmp_path: Path) -> None:
+    """The hub's config.json has GPT-2's names; tensors are saved under the hub's names in any case."""
     oracle = NomicBertModel(resized(NomicBertConfig))
     folder = save_oracle(tmp_path, oracle)
-    state = {name: tensor.contiguous() for name, tensor in spelling(oracle.state_dict()).items()}
-    save_file(state, folder / "model.safetensors")
-    if spelling is nomic_spellings:
-        own = {"n_embd": 60, "n_head": 5, "n_inner": 92, "n_layer": 4, "n_positions": 128, "vocab_size": 101}
-        rest = {"activation_function": "swiglu", "rotary_emb_base": 1000, "layer_norm_epsilon": 1e-12}
-        fields = {"architectures": ["NomicBertModel"], "type_vocab_size": 2, "rotary_emb_fraction": 1.0}
-        (folder / "config.json").write_text(json.dumps(own | rest | fields))
-    assert any("Wqkv" in name for name in load_file(folder / "model.safetensors")) == (spelling is not dict)
+    own = {"n_embd": 60, "n_head": 5, "n_inner": 92, "n_layer": 4, "n_positions": 128, "vocab_size": 101}
+    rest = {"activation_function": "swiglu", "rotary_emb_base": 1000, "layer_norm_epsilon": 1e-12}
+    fields = {"architectures": ["NomicBertModel"], "type_vocab_size": 2, "rotary_emb_fraction": 1.0}
+    (folder / "config.json").write_text(json.dumps(own | rest | fields))
     assert_same(folder, oracle, LENGTHS[:5])
+    (folder / "config.json").write_text(json.dumps(own | rest | fields | {"rotary_scaling_factor": 2}))
+    assert load_config(folder).max_model_len == 128
+    long = own | {"n_positions": 8192}
+    (folder / "config.json").write_text(json.dumps(long | rest | fields | {"rotary_scaling_factor": 2}))
+    assert load_config(folder).max_model_len == 2048
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last", "max", "weightedmean"])
