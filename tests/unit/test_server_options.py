@@ -33,7 +33,9 @@ def test_every_flag_reaches_its_room(tmp_path: Path) -> None:
         " --capture all --max-graphs 13 --max-graph-bytes 14 --max-waiting-tokens 15 --max-waiting-seqs 16"
         " --max-items 17 --max-request-tokens 18 --max-body-bytes 19 --request-timeout-s 20"
         " --tokenizer-threads 21 --drain-s 22 --served-model-name a --served-model-name b --api-key k"
-        " --log-level debug --host ::1 --port 23"
+        " --log-level debug --host ::1 --port 23 --uds /s --tls-cert /c --tls-key /k --api-dialect perplexity"
+        " --max-outstanding-requests 24 --body-timeout-s 25 --perplexity-max-items 26"
+        " --perplexity-max-request-tokens 27 --cors-origin https://a --cors-origin https://b"
     )
     options = server.parse_options(flags.split())
     engine, scheduler, gateway = options.engine, options.scheduler, options.gateway
@@ -47,6 +49,10 @@ def test_every_flag_reaches_its_room(tmp_path: Path) -> None:
     )
     assert (gateway.max_items, gateway.max_request_tokens, gateway.max_body_bytes) == (17, 18, 19)
     assert (gateway.request_timeout_s, gateway.tokenizer_threads, options.drain_s) == (20, 21, 22)
+    assert (gateway.max_outstanding_requests, gateway.body_timeout_s) == (24, 25)
+    assert (gateway.perplexity_max_items, gateway.perplexity_max_request_tokens) == (26, 27)
+    assert (gateway.api_dialect, gateway.cors_origins) == ("perplexity", ("https://a", "https://b"))
+    assert (options.uds, options.tls_cert, options.tls_key) == (Path("/s"), Path("/c"), Path("/k"))
     assert (gateway.served_model_names, gateway.api_keys) == (("a", "b"), ("k",))
     assert (options.tokenizer, options.log_level) == (tmp_path / "tokenizer.json", "debug")
     assert (options.load_format, options.host, options.port) == ("dummy", "::1", 23)
