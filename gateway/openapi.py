@@ -85,9 +85,9 @@ WORK = (
     ),
     Work(
         (perplexity.CONTEXT_PATH,),
-        "Vectors of chunks within their document; models that give them only",
+        "Vectors of chunks within their document; models that pool by mean only",
         perplexity.ContextualizedRequest,
-        (),
+        (perplexity.ContextualizedResponse,),
         ErrorShape.PERPLEXITY,
     ),
     Work((tei.EMBED_PATH,), "Vectors as bare lists", tei.EmbedRequest, _VECTORS, ErrorShape.TEI),
@@ -96,6 +96,14 @@ WORK = (
     *(
         Work((path,), f"Refused: {what}", tei.UnsupportedRequest, (), ErrorShape.TEI)
         for path, what in tei.UNSUPPORTED.items()
+        if path != tei.SPARSE_PATH
+    ),
+    Work(
+        (tei.SPARSE_PATH,),
+        "Words that weigh; models that give them only",
+        tei.EmbedSparseRequest,
+        (list[list[tei.SparseValue]],),
+        ErrorShape.TEI,
     ),
     Work(
         (predict.PREDICT_PATH,),
@@ -153,7 +161,11 @@ def describe() -> dict[str, Any]:
         path: {"post": _work(work, path, by_type)} for work in WORK for path in work.paths
     }
     paths |= {page.path: {"get": _page(page, by_type)} for page in PAGES}
-    for name in ("EmbeddingResponse", "PerplexityResponse"):  # encoded beforehand, which hides their type
+    for name in (
+        "EmbeddingResponse",
+        "PerplexityResponse",
+        "PerplexityDocument",
+    ):  # encoded beforehand, which hides their type
         components[name]["properties"]["data"]["items"] = {"$ref": _REF.format(name="Embedding")}
     return {
         "openapi": "3.1.0",
