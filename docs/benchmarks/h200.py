@@ -1,9 +1,9 @@
 """Every HTTP figure of an H200 beside its baseline and its target, for one model or several: one command.
 
-    python docs/benchmarks/h200.py --out DIR [--model pplx-embed --model bge-m3] [--duration 5]
+    python docs/benchmarks/h200.py --out DIR [--model pplx-embed] [--suite latency] [--duration 5] [--no-check]
 
 For each model: a server with random weights of the exact shapes (BF16, msgpack, pre-tokenised ids), then
-loadgen's four suites against it from other processes; then a second server of the same weights in FP32, to
+loadgen's suites against it from other processes; then a second server of the same weights in FP32, to
 which a sample of vectors is compared. Writes loadgen's reports to DIR/<model>/<suite>/, and DIR/h200.md.
 """
 
@@ -22,7 +22,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from serving import ROOT, Server
 
-SUITES = ("latency", "scoring", "throughput", "concurrency")
+# What each suite is given beside --duration. A request of 100 × 4096 tokens takes seconds: throughput gets longer.
+SUITES = {
+    "latency": (),
+    "scoring": (),
+    "concurrency": ("--in-flight", "1,2,4,8,16"),
+    "throughput": (),
+    "open": ("--arrivals", "poisson", "--loads", "10,50,80,100,120"),
+    "mixed": (),
+}
+LONGER = {"throughput": 5.0}
 
 
 @dataclass(frozen=True)
@@ -74,17 +83,18 @@ BGE_M3 = (
 TABLES = {"pplx-embed": PPLX_EMBED, "bge-m3": BGE_M3}
 
 
-def measure(model: str, out: Path, duration_s: float) -> None:
-    """Run the suites and the check of `model`; loadgen's files go to `out`."""
+def measure(model: str, out: Path, arguments: argparse.Namespace) -> None:
+    """Run the suites and the check of `model`; loadgen's reports go to `out`."""
     flags = ("--model", model, "--load-format", "dummy", "--device", "cuda")
     with Server(*flags) as server:
         url = f"http://{server.host}:{server.port}"
-        for suite in SUITES:
-            in_flight = ("--in-flight", "1,2,4,8,16,32,64") if suite == "concurrency" else ()
-            loadgen(suite, url, out / suite, "--duration", str(duration_s), *in_flight)
-        with Server(*flags, "--dtype", "float32") as reference:
-            check = f"http://{reference.host}:{reference.port}"
-            loadgen("latency", url, out / "check", "--quick", "--no-overhead", "--check", check)
+        for suite in arguments.suite or SUITES:
+            seconds = arguments.duration * LONGER.get(suite, 1.0)
+            loadgen(suite, url, out / suite, "--duration", f"{seconds:g}", *SUITES[suite])
+        if arguments.check:
+            with Server(*flags, "--dtype", "float32") as reference:
+                check = f"http://{reference.host}:{reference.port}"
+                loadgen("latency", url, out / "check", "--quick", "--no-overhead", "--check", check)
 
 
 def loadgen(suite: str, url: str, out: Path, *flags: str) -> None:
@@ -140,12 +150,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", action="append", choices=sorted(TABLES), help="repeatable; default: all")
     parser.add_argument("--out", type=Path, required=True, help="folder for what is measured")
     parser.add_argument("--duration", type=float, default=5.0, help="seconds a case is measured")
+    parser.add_argument("--suite", action="append", choices=sorted(SUITES), help="repeatable; default: all")
+    parser.add_argument("--no-check", dest="check", action="store_false", help="compare no vectors with FP32")
     parser.add_argument("--table-only", action="store_true", help="only rewrite the table from DIR's files")
     arguments = parser.parse_args(argv)
     text = ["# One H200, HTTP with msgpack, BF16, random weights of the exact shapes"]
     for model in arguments.model or sorted(TABLES, reverse=True):
         if not arguments.table_only:
-            measure(model, arguments.out / model, arguments.duration)
+            measure(model, arguments.out / model, arguments)
         text += lines(model, arguments.out / model)
     (arguments.out / "h200.md").write_text("\n".join(text) + "\n", "utf-8")
     print("\n".join(text))
