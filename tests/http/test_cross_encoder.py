@@ -11,8 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sentence_transformers import CrossEncoder
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import BertConfig, BertForSequenceClassification, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from gateway.options import GatewayOptions
 from gateway.templates import QWEN3_BODY, QWEN3_INSTRUCTION, QWEN3_PREFIX, QWEN3_SUFFIX
@@ -266,3 +273,29 @@ async def test_a_scorer_without_tokenizer_takes_no_text() -> None:
     async with serving(engine=FakeEngine(info=info)) as server:
         refused = await server.embed({"text_1": "a", "text_2": "b"}, path="/score")
     assert (refused.status, refused.error["code"]) == (400, "text_not_supported")
+
+
+async def test_scores_are_sentence_transformers(tmp_path: Path) -> None:
+    """From one folder: their CrossEncoder and our server, pairs that are too long among them."""
+    _bert(tmp_path, num_labels=1)
+    files = PreTrainedTokenizerFast(
+        tokenizer_object=bert_tokenizer(),
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        pad_token="[SEP]",
+        model_max_length=64,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )
+    files.save_pretrained(tmp_path)
+    long = ["word " * 30, "other " * 25]
+    pairs = [(QUERY, text) for text in TEXTS] + [(long[0], long[1]), (long[0], "short"), ("short", long[1])]
+    expected = CrossEncoder(str(tmp_path), device="cpu").predict(pairs)
+    engine = _engine(tmp_path)
+    assert engine.info.max_model_len == 64
+    tokenizer = HuggingFaceTokenizer.from_file(tmp_path / "tokenizer.json")
+    async with serving(engine=engine, tokenizer=tokenizer) as server:  # type: ignore[arg-type]
+        body = {"text_1": [pair[0] for pair in pairs], "text_2": [pair[1] for pair in pairs]}
+        reply = (await server.embed({**body, "truncate": True}, path="/score")).value
+    engine.close()
+    np.testing.assert_allclose([item["score"] for item in reply["data"]], expected, atol=1e-5)
+    assert np.ptp(expected) > 0.02
