@@ -1,6 +1,6 @@
 """Every HTTP figure of an H200 beside its baseline and its target, for one model or several: one command.
 
-    python docs/benchmarks/h200.py --out DIR [--model pplx-embed] [--suite latency] [--duration 5] [--no-check]
+    python docs/benchmarks/h200.py --out DIR [--model NAME] [--suite NAME] [--duration 5] [--no-check]
 
 For each model: a server with random weights of the exact shapes (BF16, msgpack, pre-tokenised ids), then
 loadgen's suites against it from other processes; then a second server of the same weights in FP32, to
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from serving import ROOT, Server
 
-# What each suite is given beside --duration. A request of 100 × 4096 tokens takes seconds: throughput gets longer.
+# What each suite is given beside --duration.
 SUITES = {
     "latency": (),
     "scoring": (),
@@ -31,6 +31,7 @@ SUITES = {
     "open": ("--arrivals", "poisson", "--loads", "10,50,80,100,120"),
     "mixed": (),
 }
+# A request of 100 × 4096 tokens takes seconds.
 LONGER = {"throughput": 5.0}
 
 
