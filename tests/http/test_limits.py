@@ -82,7 +82,8 @@ async def test_a_request_cannot_ask_for_more_time_than_the_server_gives() -> Non
     async with serving(options, engine=engine, scheduling=SchedulerOptions(max_in_flight=1)) as server:
         running = asyncio.ensure_future(server.embed({"input": [1]}))
         await until(lambda: len(engine.running) == 1)
-        reply = await server.embed({"input": [2]}, headers={"x-request-timeout-ms": "100000"})
+        async with asyncio.timeout(10):
+            reply = await server.embed({"input": [2]}, headers={"x-request-timeout-ms": "100000"})
         assert reply.status == 504
         engine.finish()
         await running
