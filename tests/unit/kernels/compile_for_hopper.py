@@ -1,8 +1,9 @@
 """Run as a program: compile what full-size pplx-embed and BGE-M3 layers launch, for sm_90, without a GPU.
 
-Prints one JSON object: kernel -> [16-byte global accesses, accesses narrower than 4 bytes, what it does about
-the kernels before and after it] of each variant. Not in the test process, because Triton is either an
-interpreter or a compiler there.
+Arguments: the folder of presets, and which plans products of few rows have: "chosen", so that every kernel is
+launched by few rows and by many, or "measured", the table in use. Prints one JSON object: kernel -> [16-byte
+global accesses, accesses narrower than 4 bytes, what it does about the kernels before and after it] of each
+variant. Not in the test process, because Triton is either an interpreter or a compiler there.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from rose.models.registry import Model
 from rose.weights import DummyWeights
 
 CPU = torch.device("cpu")
+SPLIT = gemm.GemmPlan(4, 16, 32, 128, 4, 4)
 MAX_TOKENS = 2048
 MODULES = (activation, embedding, gemm_jit, norm, pooling, rope)
 
@@ -49,16 +51,18 @@ class HopperDriver:
         return 0
 
 
-def main(presets: Path) -> None:
+def main(presets: Path, plans: str) -> None:
     driver.set_active(HopperDriver())
     dispatch.uses_triton = lambda x: True
     projection.uses_table = lambda weight: True
     early._can_launch_early = lambda device: True
+    linear.Linear.__call__ = lambda self, x, out: out  # cuBLAS compiles nothing, and a CPU takes its time
     for name, module, layers in (("pplx-embed", qwen3, decoder), ("bge-m3", bert, encoder)):
         config = replace(load_config(presets / name), num_layers=2, vocab_size=64, max_positions=64)
         keys = layers.weight_keys(config)
-        table = {**gemm.table(), **{key: fused(key) for key in keys if key[2] != "sum"}}
-        gemm.table = lambda table=table: table
+        if plans == "chosen":
+            table = {key: chosen(key) for key in keys}
+            gemm.table = lambda table=table: table
         model = load(module, config, keys)
         compile_ahead(model, row_counts(keys, MAX_TOKENS))
         module.fetches_early = lambda m, keys: True  # as if a product of skinny_gemm were among them
@@ -66,8 +70,10 @@ def main(presets: Path) -> None:
     print(json.dumps({name: variants(kernel) for name, kernel in kernels()}))
 
 
-def fused(key: gemm.WeightKey) -> list[gemm.GemmChoice]:
-    return [gemm.GemmChoice(8, gemm.GemmPlan(1, 16, 64, 64, 4, 4, fused=key[2])), *gemm.table().get(key, ())]
+def chosen(key: gemm.WeightKey) -> list[gemm.GemmChoice]:
+    """What follows is in the same kernel, then in the next one, from partial sums; cuBLAS from 17 rows on."""
+    fused = gemm.GemmPlan(1, 16, 64, 64, 4, 4, fused=key[2])
+    return [gemm.GemmChoice(8, SPLIT if key[2] == "sum" else fused), gemm.GemmChoice(16, SPLIT)]
 
 
 def load(module: ModuleType, config: ModelConfig, keys: Collection[gemm.WeightKey]) -> Model:
@@ -106,4 +112,4 @@ def accesses(ptx: str) -> tuple[int, int, str]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -13,15 +13,21 @@ import pytest
 SCRIPT = Path(__file__).with_name("compile_for_hopper.py")
 
 
+# Kernel -> 16-byte accesses, narrow accesses, what it does about its neighbours; of each variant.
+Variants = dict[str, list[tuple[int, int, str]]]
+ORDERS = {"", "wait launch_dependents", "launch_dependents wait"}
+
+
 @pytest.fixture(scope="module")
-def compiled(
-    repo_root: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[tuple[int, int, str]]]:
+def compiled(repo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Variants:
+    return compile_for_hopper(repo_root, tmp_path_factory.mktemp("triton"), "chosen")
+
+
+def compile_for_hopper(repo_root: Path, cache: Path, plans: str) -> Variants:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-    environment["PYTHONPATH"] = str(repo_root)
+    environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(repo_root)}
     done = subprocess.run(
-        [sys.executable, SCRIPT, repo_root / "rose" / "presets"],
+        [sys.executable, SCRIPT, repo_root / "rose" / "presets", plans],
         env=environment,
         cwd=repo_root,
         capture_output=True,
@@ -30,7 +36,7 @@ def compiled(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, list[tuple[int, int, str]]] = json.loads(done.stdout)
+    found: Variants = json.loads(done.stdout)
     return found
 
 
@@ -45,18 +51,29 @@ def test_every_kernel_of_a_forward_is_compiled_ahead(compiled):
 
 def test_activations_move_in_16_byte_accesses(compiled):
     """Narrow accesses are what a lost alignment hint looks like; int8 stores are narrow of themselves."""
-    for name, variants in compiled.items():
-        for wide, narrow, _ in variants:
-            assert wide >= 1, name
-            assert narrow == 0 or name in ("_finish_mean", "_sum_parts"), name
+    assert_wide(compiled)
 
 
 def test_kernels_launched_early_wait_for_the_one_before(compiled):
     """Up to 128 tokens; letting the next one come up after that, or before where a product gains by it."""
-    allowed = {"", "wait launch_dependents", "launch_dependents wait"}
     for name, variants in compiled.items():
         orders = {order for *_, order in variants}
-        assert orders <= allowed, name
+        assert orders <= ORDERS, name
         assert not variants or "wait launch_dependents" in orders, name
-    for name in ("_qk_norm_rope", "_rms_norm", "_add_layer_norm", "_finish", "_pick_rows"):
-        assert {order for *_, order in compiled[name]} == allowed, name
+    for name in ("_qk_norm_rope", "_rms_norm", "_add_layer_norm", "_finish", "_silu_mul", "_pick_rows"):
+        assert {order for *_, order in compiled[name]} == ORDERS, name
+
+
+@pytest.mark.long
+def test_plans_of_the_table_in_use(repo_root, tmp_path):
+    compiled = compile_for_hopper(repo_root, tmp_path, "measured")
+    assert len(compiled["_split_k_gemm"]) > 20 and len(compiled["_swiglu_gemm"]) > 2
+    assert_wide(compiled)
+    assert {order for variants in compiled.values() for *_, order in variants} == ORDERS
+
+
+def assert_wide(compiled: Variants) -> None:
+    for name, variants in compiled.items():
+        for wide, narrow, _ in variants:
+            assert wide >= 1, name
+            assert narrow == 0 or name in ("_finish_mean", "_sum_parts"), name
