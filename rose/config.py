@@ -17,7 +17,7 @@ from rose.configs.model import Head
 from rose.configs.model import ModelConfig as ModelConfig
 from rose.configs.model import Scorer as Scorer
 from rose.configs.pipeline import check_dense, read_head, read_prompts
-from rose.configs.scorer import read_scorer
+from rose.configs.scorer import read_scorer, scored_pooling
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ _CLASSES: dict[str, _Class] = {
     "NomicBertModel": _Class(nomic_bert.read, _ENCODES),
     "ModernBertModel": _Class(modernbert.read, _ENCODES),
     "ModernBertForMaskedLM": _Class(modernbert.read, _ENCODES),
+    "ModernBertForSequenceClassification": _Class(modernbert.read, _SCORES),
     "Qwen3ForCausalLM": _Class(decoder.read_qwen3, _GENERATES),
     "Qwen3ForSequenceClassification": _Class(decoder.read_qwen3, _GENERATES),
     "Qwen3Model": _Class(decoder.read_qwen3, _LAST),
@@ -79,7 +80,7 @@ def load_config(folder: Path) -> ModelConfig:
     prompts, default_prompt_name = read_prompts(folder)
     return replace(
         config,
-        pooling=head.pooling,
+        pooling=scored_pooling(fields, head.pooling) if head.task == "score" else head.pooling,
         normalize=head.normalize,
         quantizer=head.quantizer,
         dense=head.dense,

@@ -39,19 +39,21 @@ class Scorer:
     """From the pooled token to logits, one a label.
 
     kind: "pooler": BERT's pooler (a layer and tanh) and its classifier. "roberta": the same two as its
-        classification head. "linear": one layer named score. "tokens": the logit of the token true_id, less
-        that of false_id.
+        classification head. "modernbert": a layer, GELU, LayerNorm and a classifier. "linear": one layer
+        named score. "tokens": the logit of the token true_id, less that of false_id.
     labels: what the logits are called, in their order.
     true_id, false_id: of kind "tokens"; false_id None: nothing is taken off.
+    bias: whether the first layer of kind "modernbert" has one.
     template: how a query and a document become one text: "pair" as the tokenizer does it, or "qwen3" as
         Qwen3-Reranker's authors wrote it.
     """
 
-    kind: Literal["pooler", "roberta", "linear", "tokens"]
+    kind: Literal["pooler", "roberta", "modernbert", "linear", "tokens"]
     labels: tuple[str, ...]
     true_id: int = 0
     false_id: int | None = None
     template: Literal["pair", "qwen3"] = "pair"
+    bias: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from rose.configs.fields import Fields, read_json
-from rose.configs.model import Scorer
+from rose.configs.model import Pooling, Scorer
 
 _KINDS = {
     "BertForSequenceClassification": "pooler",
     "RobertaForSequenceClassification": "roberta",
     "XLMRobertaForSequenceClassification": "roberta",
+    "ModernBertForSequenceClassification": "modernbert",
     "Qwen3ForSequenceClassification": "linear",
 }
 # Ids of "yes" and "no" in Qwen's vocabulary, for folders without a tokenizer.
@@ -32,6 +33,9 @@ def read_scorer(class_name: str, fields: Fields) -> Scorer:
         return Scorer("pooler", _labels(fields))
     if kind == "roberta":
         return Scorer("roberta", _labels(fields))
+    if kind == "modernbert":
+        fields.require("classifier_activation", "gelu")
+        return Scorer("modernbert", _labels(fields), bias=bool(fields.get("classifier_bias", False)))
     if kind == "linear":
         labels = _labels(fields)
         return Scorer("linear", labels, template="qwen3" if len(labels) == 1 else "pair")
@@ -43,6 +47,18 @@ def read_scorer(class_name: str, fields: Fields) -> Scorer:
     return Scorer(
         "tokens", ("score",), true_id, false_id, "qwen3" if class_name.startswith("Qwen3") else "pair"
     )
+
+
+def scored_pooling(fields: Fields, default: Pooling) -> Pooling:
+    """Which tokens a scorer looks at: ModernBERT's config says it; of others the class does."""
+    named = fields.get("classifier_pooling", default)
+    if named == "cls":
+        return "cls"
+    if named == "mean":
+        return "mean"
+    if named != default:
+        raise fields.refuse(f"classifier_pooling {named!r} is not supported; 'cls' and 'mean' are")
+    return default
 
 
 def _labels(fields: Fields) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import torch
 
 from rose.errors import ModelLoadError
 from rose.heads.stages import Stage, Stages
+from rose.kernels.norm import LayerNorm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +43,12 @@ class _Reader:
             return [self._dense("pooler.dense", size, "tanh"), self._dense("classifier", labels)]
         if scorer.kind == "roberta":
             return [self._dense("classifier.dense", size, "tanh"), self._dense("classifier.out_proj", labels)]
+        if scorer.kind == "modernbert":
+            bias = self._tensor("head.dense.bias", size) if scorer.bias else None
+            dense = Stage(
+                self._tensor("head.dense.weight", size, size), bias, "gelu", self._norm("head.norm")
+            )
+            return [dense, self._dense("classifier", labels)]
         if scorer.kind == "linear":
             return [Stage(self._tensor("score.weight", labels, size))]
         return [Stage(self._token_row(scorer))]
@@ -49,6 +56,13 @@ class _Reader:
     def _dense(self, name: str, height: int, activation: Activation = "identity") -> Stage:
         weight = self._tensor(f"{name}.weight", height, self._config.hidden_size)
         return Stage(weight, self._tensor(f"{name}.bias", height), activation)
+
+    def _norm(self, name: str) -> LayerNorm:
+        config = self._config
+        weight = self._tensor(f"{name}.weight", config.hidden_size)
+        has_bias = config.norm_bias
+        bias = self._tensor(f"{name}.bias", config.hidden_size) if has_bias else torch.zeros_like(weight)
+        return LayerNorm(weight, bias, config.norm_eps)
 
     def _tensor(self, name: str, *shape: int) -> Tensor:
         return self._weights.tensor(name, shape).to(self._device, torch.float32)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.functional import layer_norm
 
 from rose.device_batch import Outputs
 from rose.kernels.quantize import tanh_int8
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rose.configs.model import Activation
+    from rose.kernels.norm import LayerNorm
 
 # Sequences whose vectors the buffers hold, as for `pool_scratch`; a larger batch gets tensors of its own.
 _ROWS = 512
 
-# All in place: a forward on a GPU allocates nothing.
+# All in place: a forward on a GPU allocates nothing, but for the result of a norm.
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], object]] = {
     "identity": lambda x: x,
     "tanh": torch.tanh_,
@@ -32,11 +34,12 @@ _ACTIVATIONS: dict[Activation, Callable[[Tensor], object]] = {
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """activation(x Wᵀ + b). weight: f32[out, in]. bias: f32[out] or None."""
+    """norm(activation(x Wᵀ + b)). weight: f32[out, in]. bias: f32[out] or None. norm: of [out], or None."""
 
     weight: Tensor
     bias: Tensor | None = None
     activation: Activation = "identity"
+    norm: LayerNorm | None = None
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
         """Write f32[S, out] of x f32[S, in]."""
@@ -45,6 +48,9 @@ class Stage:
         else:
             torch.addmm(self.bias, x, self.weight.t(), out=out)
         _ACTIVATIONS[self.activation](out)
+        if self.norm is not None:
+            norm = self.norm
+            out.copy_(layer_norm(out, norm.weight.shape, norm.weight, norm.bias, norm.eps))
 
 
 class Stages:

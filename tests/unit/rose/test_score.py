@@ -13,6 +13,8 @@ import torch
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3ForSequenceClassification,
@@ -65,6 +67,22 @@ def _roberta(**fields: Any) -> Any:
 def _xlm_roberta(**fields: Any) -> Any:
     config = XLMRobertaConfig(**ENCODER, num_labels=1, type_vocab_size=1, **fields)
     return XLMRobertaForSequenceClassification(config)
+
+
+def _modernbert(**fields: Any) -> Any:
+    sizes = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 80}
+    config = ModernBertConfig(
+        **sizes,
+        vocab_size=101,
+        max_position_embeddings=64,
+        local_attention=8,
+        global_attn_every_n_layers=2,
+        pad_token_id=0,
+        num_labels=1,
+        attn_implementation="eager",
+        **fields,
+    )
+    return ModernBertForSequenceClassification(config)
 
 
 def _qwen3_classifier(**fields: Any) -> Any:
@@ -136,6 +154,23 @@ def test_a_logit_a_label(tmp_path: Path, make: Callable[..., Any]) -> None:
     scorer = load_config(tmp_path).scorer
     assert scorer is not None
     assert scorer.labels == ("contradiction", "entailment", "neutral")
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_modernbert_has_a_norm_before_its_classifier(tmp_path: Path, pooling: str, bias: bool) -> None:
+    fields = {"classifier_pooling": pooling, "classifier_bias": bias, "norm_bias": bias}
+    model, sequences = _oracle(_modernbert, tmp_path, **fields), _sequences()
+    np.testing.assert_allclose(_logits(tmp_path, sequences), _expected(model, sequences), atol=5e-5)
+    assert load_config(tmp_path).pooling == pooling
+
+
+@pytest.mark.parametrize("field", [{"classifier_pooling": "max"}, {"classifier_activation": "silu"}])
+def test_other_heads_of_modernbert_are_refused(tmp_path: Path, field: dict[str, str]) -> None:
+    _oracle(_modernbert, tmp_path)
+    _edit(tmp_path, **field)
+    with pytest.raises(ModelLoadError, match=f"{next(iter(field))} '{next(iter(field.values()))}'"):
+        load_config(tmp_path)
 
 
 def test_token_types_of_pairs_count(tmp_path: Path) -> None:
