@@ -66,7 +66,9 @@ def compile_ahead(model: Model, row_counts: Iterable[int]) -> None:
 
 def _empty_step(model: Model, num_tokens: int) -> tuple[DeviceBatch, Outputs]:
     """A batch of one sequence of id 0, and where its vector goes."""
-    device, hidden = model.attention_spec.device, model.config.hidden_size
+    device, config = model.attention_spec.device, model.config
+    # What a pooling gives; the layers behind it that some models have are put around `model` later.
+    width = config.dimensions if config.task == "sparse" else config.hidden_size
     cu_seqlens = torch.tensor([0, num_tokens], dtype=torch.int32)
     batch = DeviceBatch(
         input_ids=torch.zeros(num_tokens, dtype=torch.int32, device=device),
@@ -76,6 +78,6 @@ def _empty_step(model: Model, num_tokens: int) -> tuple[DeviceBatch, Outputs]:
         max_seqlen=num_tokens,
         attention=_NoAttention(),
     )
-    vectors = torch.zeros(1, hidden, device=device)
-    int8 = torch.zeros(1, hidden, dtype=torch.int8, device=device) if model.config.quantizer else None
+    vectors = torch.zeros(1, width, device=device)
+    int8 = torch.zeros(1, width, dtype=torch.int8, device=device) if config.quantizer else None
     return batch, Outputs(vectors, int8)

@@ -1,0 +1,38 @@
+"""The empty step that compiles a model's kernels at start must fit the model, whatever its vectors are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rose.config import ModelConfig
+from rose.layers.compile_ahead import _empty_step, row_counts
+from rose.models.bert import BertModel
+from rose.weights import dummy_weights
+from tests.unit.rose.bert_cases import BERT, CPU
+
+KINDS = {
+    "mean": BERT,
+    "first": replace(BERT, pooling="cls"),
+    "splade": replace(BERT, pooling="splade", task="sparse"),
+    "quantized": replace(BERT, quantizer="tanh_int8"),
+}
+
+
+@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
+def test_the_empty_step_fits_the_model(config: ModelConfig) -> None:
+    model = BertModel(config, dummy_weights(config, 0, CPU), torch.float32, CPU, 32)
+    batch, outputs = _empty_step(model, 16)
+    with torch.inference_mode():
+        model.forward(batch, outputs)
+    assert outputs.vectors.shape == (1, config.dimensions)
+    assert (outputs.int8 is not None) == (config.quantizer is not None)
+
+
+def test_row_counts_end_at_the_largest_batch_and_pass_every_power_of_two() -> None:
+    counts = row_counts([], 3000)
+    assert counts[-1] == 3000
+    assert {1 << power for power in range(12)} <= set(counts)
+    assert counts == sorted(set(counts))
