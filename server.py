@@ -8,36 +8,30 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import errno
-import gc
-import json
 import logging
 import os
-import shlex
 import signal
-import socket
-import ssl
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
-import numpy as np
 import uvloop
 from aiohttp import web
 
 from gateway import flags as gateway_flags
-from gateway import verification
+from gateway import listening, verification
+from gateway.announcement import announcement
 from gateway.app import HEALTH, create_app
+from gateway.listening import ListenError, ListenOptions, take_port
 from gateway.options import GatewayOptions
-from gateway.startup import Port, listen_at, listen_on, tls_context
+from gateway.process import beside, ended_within, leave, quiet_collector, set_up_logging
+from gateway.startup import Port
 from gateway.tokenization.huggingface import HuggingFaceTokenizer
 from rose import flags as rose_flags
-from rose.batch import Engine, EngineInfo
+from rose.batch import Engine
 from rose.config import load_config
 from rose.engine_options import EngineOptions
 from rose.errors import EngineError, ModelLoadError
@@ -46,16 +40,14 @@ from scheduler import flags as scheduler_flags
 from scheduler.batcher import Batcher
 from scheduler.errors import SchedulerError
 from scheduler.options import SchedulerOptions
+from scheduler.warmup import warm_up
 
 VERSION = "0.1.0"
 STARTED_S = time.perf_counter()
-# Tokens of each sequence of the batches that run before ready: they page in weights, code and thread pools.
-WARMUP_BATCHES = ((8,), (16, 32))
 # Seconds that a shutdown adds to --drain-s for writing out the last answers.
 CLOSE_S = 5.0
 START_FAILED, BAD_USAGE, ENGINE_DEAD = 1, 2, 3
 
-T = TypeVar("T")
 logger = logging.getLogger("server")
 
 
@@ -64,20 +56,15 @@ class ServerOptions:
     """Everything that the command line and the environment decide.
 
     tokenizer: a tokenizer.json; None: the model folder's, if it has one.
-    uds: a unix socket to listen at, instead of host and port. tls_cert, tls_key: PEM files; None: plain HTTP.
     drain_s: seconds that a shutdown gives accepted requests.
     """
 
     model: str
     load_format: LoadFormat
     tokenizer: Path | None
-    host: str
-    port: int
-    uds: Path | None
-    tls_cert: Path | None
-    tls_key: Path | None
     drain_s: float
     log_level: str
+    listen: ListenOptions
     engine: EngineOptions
     scheduler: SchedulerOptions
     gateway: GatewayOptions
@@ -99,30 +86,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="server.py",
         description="Serve an embedding model over HTTP: POST /v1/embeddings, JSON or msgpack.",
-        epilog="Environment: BOUQUET_API_KEY is one more --api-key; HF_HUB_OFFLINE=1 keeps off the network.",
+        epilog="Environment: BOUQUET_API_KEY is one more --api-key; HF_HUB_OFFLINE=1 keeps off the network; "
+        "OMP_WAIT_POLICY=ACTIVE lets the CPU's threads spin between forwards, which pays on idle cores only.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"bouquet {VERSION}")
     rose_flags.add_model_flags(parser.add_argument_group("model"))
     http = parser.add_argument_group("HTTP")
-    http.add_argument(
-        "--host", default="127.0.0.1", help="address; 0.0.0.0 lets other machines in; default: %(default)s"
-    )
-    http.add_argument(
-        "--port", metavar="N", type=int, default=8000, help="0 takes a free one; default: %(default)s"
-    )
-    http.add_argument(
-        "--uds", metavar="PATH", type=Path, help="listen at this unix socket, and not on --host and --port"
-    )
-    http.add_argument(
-        "--tls-cert",
-        metavar="PATH",
-        type=Path,
-        help="PEM file with the certificate and its chain: speak HTTPS only; default: HTTP",
-    )
-    http.add_argument(
-        "--tls-key", metavar="PATH", type=Path, help="PEM file with its key; default: it is in --tls-cert"
-    )
+    listening.add_flags(http)
     gateway_flags.add_http_flags(http)
     http.add_argument(
         "--drain-s",
@@ -150,24 +121,16 @@ def parse_options(argv: Sequence[str] | None = None) -> ServerOptions:
     parser = build_parser()
     args = parser.parse_args(argv)
     key = os.environ.get("BOUQUET_API_KEY")
-    if not 0 <= args.port <= 65535:
-        parser.error(f"argument --port: {args.port} is not in 0..65535")
     if not 0 <= args.drain_s < float("inf"):
         parser.error(f"argument --drain-s: {args.drain_s} is not a number of seconds")
-    if args.tls_key is not None and args.tls_cert is None:
-        parser.error("argument --tls-key: there is no --tls-cert")
     try:
         return ServerOptions(
             model=args.model,
             load_format=args.load_format,
             tokenizer=args.tokenizer,
-            host=args.host,
-            port=args.port,
-            uds=args.uds,
-            tls_cert=args.tls_cert,
-            tls_key=args.tls_key,
             drain_s=args.drain_s,
             log_level=args.log_level,
+            listen=listening.listen_options(args),
             engine=rose_flags.engine_options(args),
             scheduler=scheduler_flags.scheduler_options(args, args.max_batch_tokens),
             gateway=gateway_flags.gateway_options(args, [key] if key else []),
@@ -180,8 +143,8 @@ def describe(options: ServerOptions) -> dict[str, object]:
     """The settings as plain values, for the block at start and for /info. Keys are counted, not shown."""
     settings = dataclasses.asdict(options)
     settings["tokenizer"] = str(options.tokenizer) if options.tokenizer else "the model's own"
-    for name in ("uds", "tls_cert", "tls_key"):
-        settings[name] = None if settings[name] is None else str(settings[name])
+    for name, value in settings["listen"].items():
+        settings["listen"][name] = str(value) if isinstance(value, Path) else value
     settings["gateway"]["api_keys"] = len(options.gateway.api_keys)
     return settings
 
@@ -194,20 +157,6 @@ def print_settings(settings: Mapping[str, object]) -> None:
     for room, values in {"server": server, **rooms}.items():
         print(f"  {room:<10}{' '.join(f'{name}={value!r}' for name, value in values.items())}")
     sys.stdout.flush()
-
-
-def beside(work: Callable[[], T]) -> Future[T]:
-    """Run `work` in a thread that dies with the process: nothing else ends a load before its time."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="load", daemon=True).start()
-    return future
 
 
 def load(options: ServerOptions, folder: ModelFolder) -> Engine:
@@ -226,21 +175,6 @@ def load_tokenizer(options: ServerOptions, folder: ModelFolder) -> HuggingFaceTo
         logger.warning("%s has no tokenizer.json: token ids only, unless --tokenizer names one", folder.path)
         return None
     return HuggingFaceTokenizer.from_file(path)
-
-
-async def warm_up(batcher: Batcher, info: EngineInfo) -> None:
-    """Run the first, slow steps before a client waits for them.
-
-    Raises:
-        StartError: a step failed.
-    """
-    for lengths in WARMUP_BATCHES:
-        sizes = [min(length, info.max_model_len, info.max_batch_tokens) for length in lengths]
-        batch = [np.arange(size, dtype=np.int32) % info.vocab_size for size in sizes][: info.max_batch_seqs]
-        try:
-            await batcher.run(batch)
-        except SchedulerError as error:
-            raise StartError(f"the model's first step failed: {error}") from error
 
 
 class Server:
@@ -284,7 +218,10 @@ class Server:
         engine = await asyncio.wrap_future(loading)
         batcher = Batcher(engine, options.scheduler, on_dead=self._on_dead)
         await batcher.start()
-        await warm_up(batcher, engine.info)
+        try:
+            await warm_up(batcher, engine.info)
+        except SchedulerError as error:
+            raise StartError(f"the model's first step failed: {error}") from error
         static = {"version": VERSION, "settings": describe(options), "origin": folder.origin}
         app = create_app(
             options.gateway,
@@ -296,7 +233,9 @@ class Server:
         )
         await self._port.serve(app)
         quiet_collector()
-        announce(options, engine.info, self._port, text=tokenizer is not None)
+        ready_s = time.perf_counter() - STARTED_S
+        lines = announcement(options.gateway, engine.info, self._port, text=tokenizer is not None)
+        print(f"ready after {ready_s:.1f} s {lines}", flush=True)
         return engine, batcher, app
 
     async def _stop(self, batcher: Batcher) -> None:
@@ -318,97 +257,6 @@ class Server:
         print(f"error: the engine is dead: {reason}", file=sys.stderr, flush=True)
         if not self._ended.done():
             self._ended.set_result(ENGINE_DEAD)
-
-
-def quiet_collector() -> None:
-    """Keep the cycle collector out of requests' way, once all that lives to the end is there.
-
-    It need not look at torch's million objects again. And requests leave no cycles: at Python's threshold of
-    700 objects it ran every 45 requests, with 64 in flight, for nothing: 5 % of the loop's time, 0.25 ms each
-    and 7 ms the longest. At 10 000 it did not run once in 19 000 requests.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
-
-
-async def ended_within(limit_s: float, work: Callable[[], None]) -> bool:
-    """Run blocking `work` beside the loop; whether it ended within `limit_s` seconds."""
-    done, _ = await asyncio.wait({asyncio.wrap_future(beside(work))}, timeout=limit_s)
-    return bool(done)
-
-
-def announce(options: ServerOptions, info: EngineInfo, port: Port, *, text: bool) -> None:
-    """Say that the server is ready, and what to type next."""
-    name = (*options.gateway.served_model_names, info.model)[0]
-    route, example = _example(info, text)
-    body = json.dumps({"model": name, **example})
-    key = '-H "Authorization: Bearer $BOUQUET_API_KEY" ' if options.gateway.api_keys else ""
-    place = port.url if port.path is None else port.path
-    where = port.url if port.path is None else f"--unix-socket {shlex.quote(port.path)} {port.url}"
-    gives = f"{info.dimensions} dimensions" if info.task != "score" else f"labels: {', '.join(info.labels)}"
-    print(
-        f"ready after {time.perf_counter() - STARTED_S:.1f} s at {place}: {name}, {info.architecture}, "
-        f"{info.dtype} on {info.device}, {gives}, up to {info.max_model_len} tokens\n"
-        f"curl -s {where}{route} {key}-H 'Content-Type: application/json' -d {shlex.quote(body)}",
-        flush=True,
-    )
-
-
-def _example(info: EngineInfo, text: bool) -> tuple[str, dict[str, object]]:
-    """A route that this model serves, and a body for it."""
-    if info.task == "embed":
-        return "/v1/embeddings", {"input": "Hello, world" if text else [1, 2, 3]}
-    if info.task == "sparse":
-        return "/embed_sparse", {"inputs": "Hello, world"}
-    if len(info.labels) == 1:
-        return "/v1/rerank", {"query": "What is a rose?", "documents": ["A flower.", "A ship."]}
-    return "/predict", {"inputs": "Hello, world"}
-
-
-def leave(status: int) -> NoReturn:
-    """End the process now, also while threads load a model or wait for a device."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
-
-
-def listening_socket(options: ServerOptions) -> socket.socket:
-    """Take the port before anything slow.
-
-    Raises:
-        StartError: the address is in use, or not to be had.
-    """
-    where = f"{options.host}:{options.port}" if options.uds is None else str(options.uds)
-    try:
-        return listen_on(options.host, options.port) if options.uds is None else listen_at(str(options.uds))
-    except OSError as error:
-        reason = "another process listens there" if error.errno == errno.EADDRINUSE else error.strerror
-        raise StartError(f"cannot listen on {where}: {reason}; choose another --port or --host") from error
-
-
-def tls(options: ServerOptions) -> ssl.SSLContext | None:
-    """What --tls-cert and --tls-key say.
-
-    Raises:
-        StartError: a file cannot be read, or they do not belong together.
-    """
-    if options.tls_cert is None:
-        return None
-    try:
-        return tls_context(options.tls_cert, options.tls_key)
-    except OSError as error:  # ssl.SSLError is one
-        raise StartError(f"cannot use --tls-cert {options.tls_cert}: {error}") from error
-
-
-def set_up_logging(level: str) -> None:
-    """Everything to stdout, a line each; stderr is for the one line that says why the process ended."""
-    form = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s %(message)s"
-    logging.basicConfig(level=level.upper(), stream=sys.stdout, format=form, datefmt="%Y-%m-%dT%H:%M:%S")
-    logging.captureWarnings(capture=True)
-    for library in ("asyncio", "httpx", "httpx2", "httpcore", "httpcore2", "huggingface_hub", "urllib3"):
-        logging.getLogger(library).setLevel(logging.WARNING)
 
 
 def verify(argv: Sequence[str]) -> int:
@@ -438,6 +286,16 @@ def verify(argv: Sequence[str]) -> int:
     return 0 if verification.passed(findings, threshold) else START_FAILED
 
 
+def yield_between_forwards() -> None:
+    """Have OpenMP's threads sleep between parallel regions, unless the environment says otherwise.
+
+    libgomp reads this once, when torch loads it. By default its threads spin for the next region, which takes
+    the cores from those who have work: with two threads on two cores at a load of 7 to 9 a short text took
+    496 to 845 ms spinning and 6 to 7 ms so.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 def failed(error: Exception) -> int:
     """Say in one line why nothing could be done."""
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
@@ -447,19 +305,19 @@ def failed(error: Exception) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until told to stop, or do what the first argument names; the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
+    yield_between_forwards()
     if arguments[:1] == ["verify"]:
         return verify(arguments[1:])
     options = parse_options(arguments)
     set_up_logging(options.log_level)
     print_settings(describe(options))
 
-    async def serve(listening: socket.socket, context: ssl.SSLContext | None) -> int:
-        return await Server(options, Port(listening, context)).run()
+    async def serve(port: Port) -> int:
+        return await Server(options, port).run()
 
     try:
-        context = tls(options)
-        return uvloop.run(serve(listening_socket(options), context))
-    except (StartError, ModelLoadError) as error:
+        return uvloop.run(serve(take_port(options.listen)))
+    except (ListenError, StartError, ModelLoadError) as error:
         leave(failed(error))
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -44,6 +44,7 @@ from cuda_utils.pinned import PlainHostAllocator
 from gateway.app import create_app
 from gateway.listener import listen
 from gateway.options import GatewayOptions
+from gateway.process import quiet_collector
 from rose.batch import EngineInfo, RaggedBatch
 from rose.buckets import sequence_bucket, token_bucket
 from rose.engine_options import EngineOptions
@@ -54,7 +55,6 @@ from rose.limits import StepLimits
 from rose.staging import StagingLayout, StagingSlot
 from scheduler.batcher import Batcher
 from scheduler.options import SchedulerOptions
-from server import quiet_collector
 
 DIMENSIONS, VOCAB = 1024, 151_669
 INFO = EngineInfo("sim", "qwen3", "bf16", "sim", DIMENSIONS, VOCAB, 4096, 16_384, 256, "mean", True)

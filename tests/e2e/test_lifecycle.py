@@ -49,10 +49,11 @@ def test_settings_are_printed_in_one_block_and_served_without_keys() -> None:
     flags = (*DUMMY, "--api-key", "sesame", "--max-items", "7", "--served-model-name", "rose")
     with ServerProcess(*flags, program=FAKE, env={"BOUQUET_API_KEY": "mellon"}) as server:
         server.ready()
-        block = "\n".join(server.stdout[:5])
+        block = "\n".join(server.stdout[:6])
         assert server.stdout[0].startswith("bouquet ")
-        assert [line.split()[0] for line in server.stdout[1:5]] == [
+        assert [line.split()[0] for line in server.stdout[1:6]] == [
             "server",
+            "listen",
             "engine",
             "scheduler",
             "gateway",

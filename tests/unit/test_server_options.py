@@ -16,7 +16,7 @@ def _no_key_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_flags_the_packaged_model_is_served_to_this_machine_only() -> None:
     options = server.parse_options([])
-    assert (options.model, options.load_format, options.host, options.port) == (
+    assert (options.model, options.load_format, options.listen.host, options.listen.port) == (
         "minilm",
         "auto",
         "127.0.0.1",
@@ -52,10 +52,14 @@ def test_every_flag_reaches_its_room(tmp_path: Path) -> None:
     assert (gateway.max_outstanding_requests, gateway.body_timeout_s) == (24, 25)
     assert (gateway.perplexity_max_items, gateway.perplexity_max_request_tokens) == (26, 27)
     assert (gateway.api_dialect, gateway.cors_origins) == ("perplexity", ("https://a", "https://b"))
-    assert (options.uds, options.tls_cert, options.tls_key) == (Path("/s"), Path("/c"), Path("/k"))
+    assert (options.listen.uds, options.listen.tls_cert, options.listen.tls_key) == (
+        Path("/s"),
+        Path("/c"),
+        Path("/k"),
+    )
     assert (gateway.served_model_names, gateway.api_keys) == (("a", "b"), ("k",))
     assert (options.tokenizer, options.log_level) == (tmp_path / "tokenizer.json", "debug")
-    assert (options.load_format, options.host, options.port) == ("dummy", "::1", 23)
+    assert (options.load_format, options.listen.host, options.listen.port) == ("dummy", "::1", 23)
 
 
 def test_a_larger_step_lets_the_scheduler_fill_it() -> None:
