@@ -30,6 +30,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     add_special_tokens: False: text goes without the tokenizer's template.
     prompt, prompt_name, input_type: what goes before a text: verbatim, by the model's own name, or by task.
     embed_dtype: the values' type; output_dtype, output_dimension: Voyage's words for it and for dimensions.
+    endianness: vLLM's; only "little" is there, which "native" is as well.
     modality: Infinity's; only "text" is there. With it, dimensions 0 are all dimensions.
     """
 
@@ -51,6 +52,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     embed_dtype: str | None = None
     output_dtype: str | None = None
     output_dimension: int | None = None
+    endianness: str | None = None
     modality: str | None = None
 
 

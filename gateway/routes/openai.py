@@ -17,6 +17,8 @@ from gateway.routes.perplexity import PerplexityEmbeddings
 from gateway.schemas import EmbeddingRequest, EmbeddingResponse, decode
 
 PATHS = ("/v1/embeddings", "/embeddings")
+# vLLM's name for octets without its header, which does no harm.
+_ENCODINGS = {encoding.value: encoding for encoding in Encoding} | {"bytes_only": Encoding.BYTES}
 _DEFAULT_ENCODING = {Media.JSON: Encoding.FLOAT, Media.MSGPACK: Encoding.BYTES}
 
 
@@ -81,16 +83,16 @@ def _dimensions(request: EmbeddingRequest) -> int | None:
 def _encoding(name: str | None, media: Media) -> Encoding:
     if name is None:
         return _DEFAULT_ENCODING[media]
-    try:
-        return Encoding(name)
-    except ValueError:
+    encoding = _ENCODINGS.get(name)
+    if encoding is None:
         known = "float, base64, bytes, base64_int8 and base64_binary"
-        raise invalid(
-            f"encoding_format is {shown(name)}; this route knows {known}", "encoding_format"
-        ) from None
+        raise invalid(f"encoding_format is {shown(name)}; this route knows {known}", "encoding_format")
+    return encoding
 
 
 def _dtype(request: EmbeddingRequest, dimensions: int) -> Dtype:
+    if request.endianness not in (None, "little", "native"):
+        raise invalid(f"endianness is {shown(request.endianness)}; this server writes little", "endianness")
     if request.embed_dtype is not None:
         return read_dtype(request.embed_dtype, dimensions, "embed_dtype")
     if request.output_dtype is not None:

@@ -96,6 +96,13 @@ def test_what_vllm_bench_serve_sends(server: Server) -> None:
         assert answer.status == 200
         assert answer.headers["x-request-id"] == "bench-0"
         assert json.load(answer)["usage"]["prompt_tokens"] == 256
+    bench = {"model": MODEL, "input": TEXTS, "encoding_format": "bytes"}
+    request = urllib.request.Request(f"{server.url}/v1/embeddings", json.dumps(bench).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        metadata = json.loads(answer.headers["metadata"])
+        block = answer.read()
+    assert metadata["usage"]["prompt_tokens"] == 25
+    check_exact([np.frombuffer(block[item["start"] : item["end"]], "<f4") for item in metadata["data"]])
     body = {"model": MODEL, "query": EATING, "documents": [long, *TEXTS], "truncate_prompt_tokens": -1}
     ranked = server.ask("/v1/rerank", body)
     assert ranked["results"][0]["index"] == 1

@@ -77,6 +77,7 @@ async def test_the_default_prompt_is_used_unless_another_is_named(tokenizer: Hug
         ({"embed_dtype": "float8"}, "embed_dtype", "this server knows float, bits, float32, float16"),
         ({"output_dtype": "x"}, "output_dtype", "'x'"),
         ({"embed_dtype": "ubinary", "dimensions": 7}, "embed_dtype", "7 dimensions"),
+        ({"endianness": "big"}, "endianness", "'big'"),
         ({"modality": "image"}, "modality", "'image'"),
         ({"dimensions": 0}, "dimensions", "dimensions is 0"),
         ({"encoding_format": "xml"}, "encoding_format", "'xml'"),
@@ -166,6 +167,23 @@ async def test_blocks_of_every_type_hold_the_same_values_in_every_answer(server:
     assert b"".join(base64.b64decode(item["embedding"]) for item in coded.value["data"]) == octets.body
     listed = [item["embedding"] for item in (await server.embed(body)).value["data"]]
     np.testing.assert_array_equal(np.array(listed, np.float32), widen(block, Dtype(dtype)).astype(np.float32))
+
+
+async def test_vllm_s_header_tells_where_each_vector_is(server: Served) -> None:
+    for count, encoding in ((3, "bytes"), (48, "bytes_only"), (49, "bytes")):
+        body = {
+            "input": [[row] for row in range(count)],
+            "encoding_format": encoding,
+            "embed_dtype": "float16",
+        }
+        reply = await server.embed({**body, "endianness": "native"})
+        metadata = msgspec.json.decode(reply.headers["metadata"])
+        assert metadata["usage"]["prompt_tokens"] == count
+        assert ("data" in metadata) == (count <= 48)
+        for item in metadata.get("data", ()):
+            vector = np.frombuffer(reply.body[item["start"] : item["end"]], "<f2")
+            assert (item["embed_dtype"], item["endianness"], item["shape"]) == ("float16", "little", [8])
+            np.testing.assert_allclose(vector, expected([item["index"]]), rtol=1e-3, atol=1e-6)
 
 
 async def test_halves_are_rounded_values(server: Served) -> None:
