@@ -18,12 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rose.aot.folders import user_cache
-from rose.attention.backends import load_backends
 
 if TYPE_CHECKING:
     from rose.attention.base import AttentionSpec, BatchShape
-
-__all__ = ["choose", "load_backends"]
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,9 @@ import numpy as np
 import torch
 
 from rose.aot.folders import user_cache
+from rose.attention.backends import load_backends
 from rose.attention.base import AttentionSpec
-from rose.attention.policy import FORMAT, USER_TABLE, load_backends
+from rose.attention.policy import FORMAT, USER_TABLE
 from rose.attention.reference import reference_attention, relative_error
 
 if TYPE_CHECKING:

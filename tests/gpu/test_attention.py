@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from rose.attention import tune
+from rose.attention.backends import load_backends
 from rose.attention.base import AttentionSpec
-from rose.attention.policy import load_backends, load_table
+from rose.attention.policy import load_table
 from rose.attention.reference import reference_attention, relative_error
 
 if TYPE_CHECKING:
