@@ -62,6 +62,7 @@ class FusedDecoder:
         device, hidden = first.qkv.device, len(first.output)
         self._layers = layers
         self._lookup = lookup
+        self._chosen: dict[int, _Kernels | None] = {}
         self._qkv = [with_pairs_adjacent(layer.qkv, layer.rope) for layer in layers[1:]]
         self._columns = [rope_columns(layer.rope, layer.qkv.dtype) for layer in layers[1:]]
         self._table = angle_table(first.rope)
@@ -80,7 +81,7 @@ class FusedDecoder:
 
     def takes(self, num_tokens: int) -> bool:
         """Whether batches of so many tokens are faster this way; as a rule large ones."""
-        return _kernels(self._layers[0], num_tokens, self._lookup) is not None
+        return self._kernels(num_tokens) is not None
 
     def prepare(self, rows: DecoderBuffers) -> None:
         """Once a forward: look up the angles of rows.positions, before the first `step`."""
@@ -96,7 +97,7 @@ class FusedDecoder:
         """
         num_tokens = len(rows.hidden)
         layer, following = self._layers[index], self._layers[index + 1]
-        kernels = _kernels(layer, num_tokens, self._lookup)
+        kernels = self._kernels(num_tokens)
         if kernels is None:
             raise ValueError(f"no fused kernels for {num_tokens} tokens")
         scale = self._scale[:num_tokens]
@@ -105,6 +106,12 @@ class FusedDecoder:
         self._add(kernels.down, rows.narrow, layer.down, following.input_norm, rows)
         weight, columns = self._qkv[index], self._columns[index]
         kernels.qkv.rope(rows.hidden, weight, columns, scale, self._angles[:num_tokens], rows.qkv)
+
+    def _kernels(self, num_tokens: int) -> _Kernels | None:
+        """All layers are alike, and batches come in few sizes: asked once each, not four times a layer."""
+        if num_tokens not in self._chosen:
+            self._chosen[num_tokens] = _kernels(self._layers[0], num_tokens, self._lookup)
+        return self._chosen[num_tokens]
 
     def _add(self, kernel: FusedGemm, x: Tensor, weight: Tensor, norm: RmsNorm, rows: DecoderBuffers) -> None:
         """rows.residual += x weightᵀ; rows.hidden and the scale of its rows are what `norm` makes of it."""

@@ -152,6 +152,12 @@ def test_a_model_takes_the_fused_way_where_it_can(monkeypatch: pytest.MonkeyPatc
         return qwen3.Qwen3Model(CONFIG, Spread(), torch.float32, torch.device("cpu"), 32)
 
     asked: list[Epilogue] = []
+    steps: list[int] = []
+    step = FusedDecoder.step
+
+    def counted(self: FusedDecoder, index: int, rows: DecoderBuffers) -> None:
+        steps.append(index)
+        step(self, index, rows)
 
     def lookup(epilogue: Epilogue, m: int, n: int, k: int) -> FusedGemm | None:
         asked.append(epilogue)
@@ -160,11 +166,15 @@ def test_a_model_takes_the_fused_way_where_it_can(monkeypatch: pytest.MonkeyPatc
     plain = vectors(model())
     monkeypatch.setattr(projection, "uses_table", lambda weight: True)  # as on a GPU: weights are kept
     monkeypatch.setattr(qwen3, "fused_gemm", lookup)
+    monkeypatch.setattr(FusedDecoder, "step", counted)
     fused = model()
     asked.clear()
     torch.testing.assert_close(vectors(fused), plain, rtol=2e-3, atol=2e-3)
-    # Whether it takes the batch, then two steps: the last layer ends as ever.
-    assert asked == ["residual", "scaled-swiglu", "residual", "rope"] * 3
+    assert steps == [0, 1]  # the last layer ends as ever
+    assert asked == ["residual", "scaled-swiglu", "residual", "rope"]
+    vectors(fused)
+    assert steps == [0, 1] * 2
+    assert len(asked) == 4  # one question a size of batch
     monkeypatch.setattr(qwen3, "fused_gemm", all_but("rope"))
     torch.testing.assert_close(vectors(model()), plain, rtol=0, atol=0)
 
