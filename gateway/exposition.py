@@ -8,6 +8,8 @@ Source: https://prometheus.io/docs/instrumenting/exposition_formats/
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -37,12 +39,14 @@ class Page:
         """A family of histograms, one for each set of labels."""
         self._head(name, "histogram", meaning)
         for labels, counts in series:
-            seen = 0
-            for bound, count in zip((*counts.bounds, float("inf")), counts.counts, strict=True):
-                seen += count
-                self._lines.append(_sample(f"{name}_bucket", {**labels, "le": _number(bound)}, seen))
-            self._lines.append(_sample(f"{name}_sum", labels, counts.total))
-            self._lines.append(_sample(f"{name}_count", labels, seen))
+            others = "".join(f"{pair}," for pair in _pairs(labels))
+            cumulated = accumulate(counts.counts)
+            self._lines += [
+                f'{name}_bucket{{{others}le="{bound}"}} {seen}'
+                for bound, seen in zip(_bounds(counts.bounds, counts.scale), cumulated, strict=True)
+            ]
+            self._lines.append(_sample(f"{name}_sum", labels, counts.total * counts.scale))
+            self._lines.append(_sample(f"{name}_count", labels, sum(counts.counts)))
 
     def render(self) -> bytes:
         """The page so far."""
@@ -55,22 +59,32 @@ class Page:
 class Counts:
     """A histogram as this page wants it: counts of values up to each of bounds and above, not cumulated."""
 
-    __slots__ = ("bounds", "counts", "total")
+    __slots__ = ("bounds", "counts", "scale", "total")
 
     def __init__(
-        self, bounds: Sequence[float], counts: Sequence[int], total: float, scale: float = 1.0
+        self, bounds: tuple[float, ...], counts: Sequence[int], total: float, scale: float = 1.0
     ) -> None:
         """scale: what bounds and total are multiplied with, 1e-3 for milliseconds that shall be seconds."""
-        self.bounds = [bound * scale for bound in bounds]
+        self.bounds = bounds
         self.counts = counts
-        self.total = total * scale
+        self.total = total
+        self.scale = scale
 
 
 def _sample(name: str, labels: Labels, value: float) -> str:
     if not labels:
         return f"{name} {_number(value)}"
-    inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-    return f"{name}{{{inside}}} {_number(value)}"
+    return f"{name}{{{','.join(_pairs(labels))}}} {_number(value)}"
+
+
+def _pairs(labels: Labels) -> list[str]:
+    return [f'{key}="{_escaped(text)}"' for key, text in labels.items()]
+
+
+@lru_cache(maxsize=16)
+def _bounds(bounds: tuple[float, ...], scale: float) -> list[str]:
+    """Written once: of a page's 10 ms they were 9."""
+    return [_number(bound * scale) for bound in (*bounds, float("inf"))]
 
 
 def _number(value: float) -> str:
