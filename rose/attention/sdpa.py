@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from rose.kernels.rows import copy_real_rows
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 # third of the products; fewer cost more calls than they save.
 _BAND_ROWS = 256
 _WINDOW_SIDES = ("window_size_left", "window_size_right")
+
+if TYPE_CHECKING:
+    # Of spec, (q, k, v), cu_seqlens and max_seqlen: [T, heads, D], contiguous; padded rows may hold anything.
+    RaggedKernel = Callable[[AttentionSpec, tuple[Tensor, Tensor, Tensor], Tensor, int], Tensor]
 
 
 class SdpaAttention:
@@ -32,31 +38,34 @@ class SdpaAttention:
 
     name = "sdpa"
 
-    def __init__(self, spec: AttentionSpec) -> None:
+    def __init__(self, spec: AttentionSpec, kernel: RaggedKernel | None = None) -> None:
+        """kernel: for all of a batch at once; None: torch's, for 16-bit tensors on a GPU."""
         self._spec = spec
         self._grouped = spec.num_heads != spec.num_kv_heads
-        self._varlen = spec.device.type == "cuda" and spec.dtype in (torch.float16, torch.bfloat16)
+        if kernel is None and spec.device.type == "cuda" and spec.dtype in (torch.float16, torch.bfloat16):
+            kernel = flash_attention
+        self._kernel = kernel
         self._host_cu_seqlens: list[int] = []
 
     def __repr__(self) -> str:
-        return f"SdpaAttention({self._spec}, varlen={self._varlen})"
+        return f"SdpaAttention({self._spec}, kernel={self._kernel})"
 
     @property
     def capturable(self) -> bool:
         """Only the ragged kernel reads its offsets on the device."""
-        return self._varlen
+        return self._kernel is not None
 
     def plan(self, host_cu_seqlens: Int32, num_tokens: int, slot: int) -> None:
         """Keep the offsets for a forward on a GPU, where reading them back would wait for the device."""
-        if self._spec.device.type == "cuda":
+        if self._spec.device.type == "cuda" and self._kernel is None:
             self._host_cu_seqlens = host_cu_seqlens.tolist()
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, cu_seqlens: Tensor, max_seqlen: int
     ) -> None:
         """See AttentionBackend.forward."""
-        if self._varlen:
-            out.copy_(self._ragged(q, k, v, cu_seqlens, max_seqlen))
+        if self._kernel is not None:
+            copy_real_rows(self._kernel(self._spec, (q, k, v), cu_seqlens, max_seqlen), cu_seqlens, out)
             return
         offsets = self._host_cu_seqlens if cu_seqlens.is_cuda else cu_seqlens.tolist()
         for start, count, length in _runs(offsets):
@@ -88,15 +97,21 @@ class SdpaAttention:
             keys, values = k[:, :, first:last], v[:, :, first:last]
             out[:, :, start:stop] = self._attend(q[:, :, start:stop], keys, values, mask=seen)
 
-    def _ragged(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
-        """As torch.nn.attention.varlen, which in torch 2.11 refuses the grouped heads its kernel takes."""
-        spec, longest = self._spec, (max_seqlen, max_seqlen)
-        sides = (spec.window, 0 if spec.causal else spec.window)
-        windows = {} if spec.window is None else dict(zip(_WINDOW_SIDES, sides, strict=True))
-        result: Tensor = torch.ops.aten._flash_attention_forward(
-            q, k, v, cu_seqlens, cu_seqlens, *longest, 0.0, spec.causal, False, scale=spec.scale, **windows
-        )[0]
-        return result
+
+def flash_attention(
+    spec: AttentionSpec, qkv: tuple[Tensor, Tensor, Tensor], cu_seqlens: Tensor, max_seqlen: int
+) -> Tensor:
+    """[T, heads, D], in which rows past cu_seqlens[-1] hold whatever was in that memory before.
+
+    As torch.nn.attention.varlen, which in torch 2.11 refuses the grouped heads its kernel takes.
+    """
+    longest = (max_seqlen, max_seqlen)
+    sides = (spec.window, 0 if spec.causal else spec.window)
+    windows = {} if spec.window is None else dict(zip(_WINDOW_SIDES, sides, strict=True))
+    result: Tensor = torch.ops.aten._flash_attention_forward(
+        *qkv, cu_seqlens, cu_seqlens, *longest, 0.0, spec.causal, False, scale=spec.scale, **windows
+    )[0]
+    return result
 
 
 def _runs(offsets: list[int]) -> Iterator[tuple[int, int, int]]:

@@ -39,6 +39,7 @@ def read(fields: Fields, head: Head) -> ModelConfig:
         rope_theta=theta,
         windows=tuple(window if is_local else None for is_local in local),
         local_rope_theta=local_theta,
+        norm_offset=1.0,
         attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
         tie_embeddings=bool(fields.get("tie_word_embeddings", True)),
     )

@@ -69,6 +69,7 @@ class ModelConfig:
     windows: of each layer: how many places away the farthest token is that one sees; None: any number.
         Empty: every layer sees all.
     local_rope_theta: rope_theta of the layers that have a window.
+    norm_offset: what norms add to their weight before it is a factor (Gemma: 1).
     attention_scale: factor on q·k; None: head_dim ** -0.5.
     attention_bias: whether the projections to q, k and v have a bias (ModernBERT: that of the output too).
     mlp_bias, norm_bias: whether the feed-forward part's layers and the LayerNorms have one (ModernBERT).
@@ -104,6 +105,7 @@ class ModelConfig:
     tie_embeddings: bool = False
     windows: tuple[int | None, ...] = ()
     local_rope_theta: float = 0.0
+    norm_offset: float = 0.0
     attention_scale: float | None = None
     attention_bias: bool = False
     mlp_bias: bool = False

@@ -20,6 +20,8 @@ from rose.layers.rotary import GatedUnit, RotaryAttention, attention_spec, layer
 from rose.layers.tensors import TensorReader
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rose.config import ModelConfig
     from rose.device_batch import DeviceBatch, Outputs
     from rose.kernels.rope import QkRope
@@ -52,6 +54,7 @@ class Gemma3Model:
         self.config = config
         self.attention_spec = attention_spec(config, dtype, device)
         self._read = TensorReader(weights, dtype, device)
+        self._exact = TensorReader(weights, torch.float32, device)
         table = weights.tensor("embed_tokens.weight", (config.vocab_size, config.hidden_size))
         self._table = (table.to(device).float() * config.hidden_size**0.5).to(dtype)
         self._first_norm = self._norm("layers.0.input_layernorm")
@@ -81,16 +84,18 @@ class Gemma3Model:
         self._head(hidden, batch.bounds, self._head.which, outputs)
 
     def _norm(self, name: str) -> RmsNorm:
-        """Gemma's factor is 1 + weight."""
-        weight = self._read(f"{name}.weight", self.config.hidden_size)
-        return RmsNorm(weight + 1, self.config.norm_eps)
+        return RmsNorm(self._factor(name, self.config.hidden_size), self.config.norm_eps)
+
+    def _factor(self, name: str, size: int) -> Tensor:
+        """f32[size] of the norm `name`: bf16 has nothing between 1 and 1.0078."""
+        return self._exact(f"{name}.weight", size) + self.config.norm_offset
 
     def _layer(self, index: int, rope: QkRope) -> _Layer:
         config, read, name = self.config, self._read, f"layers.{index}"
         size, inner = config.hidden_size, config.intermediate_size
         query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         qkv = {f"{name}.self_attn.{part}_proj": rows for part, rows in (("q", query), ("k", key), ("v", key))}
-        norms = [1 + read(f"{name}.self_attn.{part}_norm.weight", config.head_dim) for part in "qk"]
+        norms = [self._factor(f"{name}.self_attn.{part}_norm", config.head_dim) for part in "qk"]
         following = "norm" if index + 1 == config.num_layers else f"layers.{index + 1}.input_layernorm"
         return _Layer(
             attention=RotaryAttention(
