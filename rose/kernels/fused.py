@@ -9,7 +9,6 @@ cuBLAS's and the next kernel does the rest.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import torch
 from rose.aot.folders import default_folders
 from rose.aot.library import Kernel, KernelLibrary, KernelQuery, load_module
 from rose.aot.products import Epilogue, ProductKernel
+from rose.kernels.tables import read_choices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -182,7 +182,7 @@ def read_table(path: Path) -> dict[FusedKey, list[FusedChoice]]:
         ValueError: a kernel's name is none, or is of another epilogue than its line.
     """
     found: dict[FusedKey, list[FusedChoice]] = {}
-    for row in json.loads(path.read_text("utf-8"))["choices"]:
+    for row in read_choices(path):
         kernel = ProductKernel.parse(row["kernel"]) if row["kernel"] else None
         if kernel is not None and kernel.epilogue != row["epilogue"]:
             raise ValueError(f"{path}: {kernel.name} for a product with {row['epilogue']}")

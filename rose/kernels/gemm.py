@@ -10,7 +10,6 @@ written by rose.kernels.tune_gemm.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 from rose.kernels import dispatch
 from rose.kernels.activation import add_bias, bias_gelu, silu_mul
 from rose.kernels.cuda.plan import SkinnyPlan
+from rose.kernels.tables import read_choices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,7 +130,7 @@ def read_table(path: Path, skinny: bool = False) -> dict[WeightKey, list[GemmCho
         ValueError: a plan does not fit its shape, or is for more than MAX_ROWS rows.
     """
     table: dict[WeightKey, list[GemmChoice]] = {}
-    for row in json.loads(path.read_text("utf-8"))["choices"]:
+    for row in read_choices(path):
         n, k = row["n"], row["k"]
         plan = _read_plan(row, skinny)
         if isinstance(plan, SkinnyPlan):

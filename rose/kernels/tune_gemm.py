@@ -11,8 +11,6 @@ measured if it is built (python -m rose.kernels.cuda.build) and noted beside the
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,8 +24,7 @@ from torch import Tensor
 
 from rose.kernels.activation import add_bias, bias_gelu, silu_mul
 from rose.kernels.cuda.launch import skinny_kernels
-from rose.kernels.cuda.plan import CHUNK, TOKEN_TILES, SkinnyPlan, token_tile
-from rose.kernels.cuda.plan import SHARED_BYTES as BLOCK_BYTES
+from rose.kernels.cuda.plan import CHUNK, SHARED_BYTES, TOKEN_TILES, SkinnyPlan, token_tile
 from rose.kernels.early import early_for, launching
 from rose.kernels.gemm import (
     TABLE_PATH,
@@ -42,6 +39,7 @@ from rose.kernels.gemm import (
 )
 from rose.kernels.norm import LayerNorm, RmsNorm, add_layer_norm, add_rms_norm
 from rose.kernels.rope import QkRope, qk_norm_rope, rope_table
+from rose.kernels.tables import read_choices, say, write_choices
 from rose.kernels.timing import graph_us
 
 Consumer = Literal["rope", "rms_norm", "layer_norm", "silu", "gelu", "bias"]
@@ -53,8 +51,6 @@ ROWS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
 MIN_GAIN = 0.03
 # Programs of a product worth trying: from three quarters of an H200's 132 processors to three waves of them.
 PROGRAMS = range(96, 397)
-# Of a multiprocessor of sm_90, for one program.
-SHARED_BYTES = 227 * 1024
 # Of skinny_gemm a processor holds one block, or two small ones.
 SKINNY_BLOCKS = range(48, 133)
 
@@ -202,7 +198,9 @@ def skinny_candidates(shape: Shape, m: int) -> Iterator[SkinnyPlan]:
         if m > TOKEN_TILES[-1] or blocks not in SKINNY_BLOCKS:
             continue
         fixed = replace(whole, stages=0).shared_bytes(m, shape.k)
-        rings = {(limit - fixed) // (token_tile(m) * CHUNK * 2) for limit in (BLOCK_BYTES, BLOCK_BYTES // 2)}
+        rings = {
+            (limit - fixed) // (token_tile(m) * CHUNK * 2) for limit in (SHARED_BYTES, SHARED_BYTES // 2)
+        }
         for stages in sorted({min(ring, whole.stages) for ring in rings}, reverse=True):
             plan = replace(whole, stages=stages)
             if plan.fits(m, shape.n, shape.k):
@@ -305,19 +303,6 @@ def merge(old: Sequence[dict[str, object]], new: Sequence[dict[str, object]]) ->
     return list(merged.values())
 
 
-def say(line: str) -> None:
-    """A line of progress."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
-def write(path: Path, lines: Sequence[dict[str, object]]) -> None:
-    """The table, a choice a line, so that differences of two tables can be read."""
-    rows = ",\n  ".join(json.dumps(line) for line in lines)
-    device = json.dumps(torch.cuda.get_device_name())
-    path.write_text(f'{{\n "device": {device},\n "choices": [\n  {rows}\n ]\n}}\n', "utf-8")
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(prog="python -m rose.kernels.tune_gemm", description=__doc__)
@@ -329,15 +314,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     deadline = time.monotonic() + arguments.budget_s
     lines: list[dict[str, object]] = []
+    device = torch.cuda.get_device_name()
     if arguments.skinny_only:
-        old, known = json.loads(arguments.out.read_text("utf-8"))["choices"], read_table(arguments.out)
+        old, known = read_choices(arguments.out), read_table(arguments.out)
         for shape in SHAPES:
             lines += tune_skinny(shape, known)
-        write(arguments.out, merge(old, lines))
+        write_choices(arguments.out, device, merge(old, lines))
         return
     for shape in SHAPES:
         lines += tune(shape, ROWS, deadline)
-        write(arguments.out, lines)
+        write_choices(arguments.out, device, lines)
     say(f"wrote {len(lines)} choices to {arguments.out}")
 
 

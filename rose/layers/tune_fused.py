@@ -10,8 +10,6 @@ next what only that one takes. Stops at --budget-s and writes what it has.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from rose.aot.products import DEFAULT_PRODUCTS, Epilogue
 from rose.kernels.fused import HEAD_DIM, HEAD_EPS, TABLE_PATH, FusedGemm, FusedLookup, load
 from rose.kernels.norm import RmsNorm, add_rms_norm
 from rose.kernels.rope import QkRope, rope_table
+from rose.kernels.tables import say, write_choices
 from rose.kernels.timing import graph_us
 from rose.layers.decoder import DecoderLayer
 from rose.layers.fused_decoder import FusedDecoder, LayerWeights
@@ -192,14 +191,8 @@ def _line(epilogue: Epilogue, weight: Tensor, m: int, best: Kernels, times: tupl
     return {"epilogue": epilogue, "n": n, "k": k, "min_m": m, "kernel": name, "us": us, "plain_us": plain_us}
 
 
-def say(line: str) -> None:
-    """A line of progress."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
 def write(path: Path, lines: Sequence[Line]) -> None:
-    """The table, a choice a line; those that repeat the one for fewer rows are left out."""
+    """The table; choices that repeat the one for fewer rows are left out."""
     kept: list[Line] = []
     last: dict[tuple[object, ...], object] = {}
     for line in lines:
@@ -207,9 +200,7 @@ def write(path: Path, lines: Sequence[Line]) -> None:
         if line["kernel"] != last.get(key):
             kept.append(line)
         last[key] = line["kernel"]
-    rows = ",\n  ".join(json.dumps(line) for line in kept)
-    device = json.dumps(torch.cuda.get_device_name())
-    path.write_text(f'{{\n "device": {device},\n "choices": [\n  {rows}\n ]\n}}\n', "utf-8")
+    write_choices(path, torch.cuda.get_device_name(), kept)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -13,6 +13,7 @@ from rose.kernels import gemm, tune_gemm
 from rose.kernels.cuda.cubin import SOURCE
 from rose.kernels.cuda.plan import SHARED_BYTES, TOKEN_TILES, SkinnyPlan, token_tile
 from rose.kernels.gemm import GemmPlan
+from rose.kernels.tables import write_choices
 
 QKV = SkinnyPlan(splits=2, groups=1, cluster=1, stages=8)
 TRITON = GemmPlan(splits=4, block_m=16, block_n=64, block_k=128, stages=2, warps=4)
@@ -115,7 +116,6 @@ def test_the_tuner_notes_a_skinny_plan_beside_the_best_without_it(monkeypatch, t
 
     monkeypatch.setattr(tune_gemm, "graph_us", fake)
     monkeypatch.setattr(tune_gemm, "candidates", lambda shape, m: iter([TRITON]))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(tune_gemm, "skinny_kernels", lambda: None)
     without = tune_gemm.choose(one)
     assert "skinny" not in without
@@ -124,7 +124,7 @@ def test_the_tuner_notes_a_skinny_plan_beside_the_best_without_it(monkeypatch, t
     assert (line["us"], line["skinny_us"], line["cublas_us"]) == (6.0, 4.0, 8.0)
     merged = tune_gemm.merge([without, {**without, "max_m": 32}], [line])
     assert merged == [line, {**without, "max_m": 32}]
-    tune_gemm.write(tmp_path / "table.json", merged)
+    write_choices(tmp_path / "table.json", "a GPU", merged)
     choices = gemm.read_table(tmp_path / "table.json", skinny=True)
     assert [choice.plan for choice in choices[shape.n, shape.k, "sum"]] == [QKV, TRITON]
 
