@@ -45,7 +45,7 @@ class Row:
     suite: str
     case: str
     figure: str
-    baseline: float | None
+    baseline: float
     target: float | None
 
 
@@ -86,12 +86,18 @@ TABLES = {"pplx-embed": PPLX_EMBED, "bge-m3": BGE_M3}
 
 def measure(model: str, out: Path, arguments: argparse.Namespace) -> None:
     """Run the suites and the check of `model`; loadgen's reports go to `out`."""
-    flags = ("--model", model, "--load-format", "dummy", "--device", "cuda")
+    flags = ["--model", model, "--load-format", "dummy", "--device", "cuda"]
+    if arguments.tokenizer:
+        flags += ["--tokenizer", str(arguments.tokenizer)]
     with Server(*flags) as server:
         url = f"http://{server.host}:{server.port}"
         for suite in arguments.suite or SUITES:
             seconds = arguments.duration * LONGER.get(suite, 1.0)
             loadgen(suite, url, out / suite, "--duration", f"{seconds:g}", *SUITES[suite])
+        if arguments.tokenizer and arguments.corpus:
+            text = ("--corpus", str(arguments.corpus), "--tokenizer", str(arguments.tokenizer))
+            seconds = f"{arguments.duration:g}"
+            loadgen("concurrency", url, out / "text", "--duration", seconds, *SUITES["concurrency"], *text)
         if arguments.check:
             with Server(*flags, "--dtype", "float32") as reference:
                 check = f"http://{reference.host}:{reference.port}"
@@ -152,6 +158,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for what is measured")
     parser.add_argument("--duration", type=float, default=5.0, help="seconds a case is measured")
     parser.add_argument("--suite", action="append", choices=sorted(SUITES), help="repeatable; default: all")
+    parser.add_argument(
+        "--tokenizer", type=Path, help="tokenizer.json: with --corpus, text at concurrency too"
+    )
+    parser.add_argument("--corpus", type=Path, help="text file or folder")
     parser.add_argument("--no-check", dest="check", action="store_false", help="compare no vectors with FP32")
     parser.add_argument("--table-only", action="store_true", help="only rewrite the table from DIR's files")
     arguments = parser.parse_args(argv)
