@@ -140,6 +140,7 @@ def _engine(page: Page, stats: Mapping[str, Any]) -> None:
         ("steps_failed_total", "Steps that failed.", "failed_steps"),
         ("sequences_total", "Sequences in those steps.", "sequences"),
         ("tokens_total", "Tokens in those steps.", "tokens"),
+        ("non_finite_sequences_total", "Rows with a NaN or infinity, not served.", "non_finite_sequences"),
         ("padded_tokens_total", "Tokens of padding that graphs ran besides.", "padded_tokens"),
     ):
         page.counter(f"rose_{name}", meaning, stats.get(key, 0))

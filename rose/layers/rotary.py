@@ -1,4 +1,4 @@
-"""The two halves of a layer of encoders with rotation: attention, and a gated feed-forward part.
+"""Encoders with rotation: how they run, and a layer's halves, attention and a gated feed-forward part.
 
 Norms and additions are the models' own: they come before (ModernBERT), after (Nomic BERT) or both (Gemma 3).
 """
@@ -13,15 +13,19 @@ import torch
 from rose.attention.base import AttentionSpec
 from rose.attention.sdpa import SdpaAttention
 from rose.kernels.activation import silu_mul
+from rose.kernels.early import early_for, launching
 from rose.kernels.gated import gelu_mul
 from rose.kernels.rope import QkRope, qk_norm_rope, rope_table
+from rose.layers.length_order import run_by_length
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from rose.attention.base import AttentionBackend
     from rose.config import ModelConfig
-    from rose.device_batch import DeviceBatch
+    from rose.device_batch import DeviceBatch, Outputs
     from rose.layers.activations import Activations
     from rose.layers.linear import Linear
 
@@ -51,6 +55,17 @@ def layer_ropes(config: ModelConfig, device: torch.device) -> list[QkRope]:
     thetas = [config.rope_theta if window is None else config.local_rope_theta for window in windows]
     tables = {theta: rope_table(config.head_dim, theta, config.max_positions, device) for theta in {*thetas}}
     return [QkRope(*heads, config.norm_eps, None, tables[theta]) for theta in thetas]
+
+
+def run_encoder(
+    run: Callable[[DeviceBatch, Outputs], None], batch: DeviceBatch, outputs: Outputs, device: torch.device
+) -> None:
+    """`run` a forward: on a CPU in order of length, on a GPU with kernels brought up early if that helps."""
+    if device.type == "cpu":
+        run_by_length(batch, outputs, run)
+        return
+    with launching(early_for(batch.num_tokens, fetches=False, device=device)):
+        run(batch, outputs)
 
 
 @dataclass(frozen=True, slots=True)

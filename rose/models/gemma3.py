@@ -14,9 +14,16 @@ from rose.heads.embedding import EmbeddingHead
 from rose.kernels.embedding import EmbeddedTokens, embed_tokens
 from rose.kernels.norm import RmsNorm, add_rms_norm, rms_norm
 from rose.layers.activations import ActivationMemory
-from rose.layers.length_order import run_by_length
+from rose.layers.compile_ahead import compile_ahead, row_counts
 from rose.layers.linear import Linear
-from rose.layers.rotary import GatedUnit, RotaryAttention, attention_spec, layer_ropes, window_attention
+from rose.layers.rotary import (
+    GatedUnit,
+    RotaryAttention,
+    attention_spec,
+    layer_ropes,
+    run_encoder,
+    window_attention,
+)
 from rose.layers.tensors import TensorReader
 
 if TYPE_CHECKING:
@@ -61,13 +68,12 @@ class Gemma3Model:
         self._layers = [self._layer(index, rope) for index, rope in enumerate(layer_ropes(config, device))]
         self._head = EmbeddingHead(config, device)
         self._memory = ActivationMemory(config, max_tokens, dtype, device)
+        if device.type == "cuda":
+            compile_ahead(self, row_counts((), max_tokens))
 
     def forward(self, batch: DeviceBatch, outputs: Outputs) -> None:
         """Write the pooled vectors of `batch`, a row a sequence, to `outputs`."""
-        if self.attention_spec.device.type == "cpu":
-            run_by_length(batch, outputs, self._run)
-        else:
-            self._run(batch, outputs)
+        run_encoder(self._run, batch, outputs, self.attention_spec.device)
 
     def _run(self, batch: DeviceBatch, outputs: Outputs) -> None:
         rows = self._memory.rows(batch.num_tokens)

@@ -12,8 +12,15 @@ from rose.heads.embedding import EmbeddingHead
 from rose.kernels.embedding import BertTables, embed_bert, write_positions
 from rose.kernels.norm import LayerNorm, add_pre_layer_norm
 from rose.layers.activations import ActivationMemory
-from rose.layers.length_order import run_by_length
-from rose.layers.rotary import GatedUnit, RotaryAttention, attention_spec, layer_ropes, window_attention
+from rose.layers.compile_ahead import compile_ahead, row_counts
+from rose.layers.rotary import (
+    GatedUnit,
+    RotaryAttention,
+    attention_spec,
+    layer_ropes,
+    run_encoder,
+    window_attention,
+)
 from rose.layers.tensors import TensorReader
 
 if TYPE_CHECKING:
@@ -56,13 +63,12 @@ class ModernBertModel:
         self._layers = [_layer(read, config, spec, index, rope) for index, rope in enumerate(ropes)]
         self._head = EmbeddingHead(config, device)
         self._memory = ActivationMemory(config, max_tokens, dtype, device)
+        if device.type == "cuda":
+            compile_ahead(self, row_counts((), max_tokens))
 
     def forward(self, batch: DeviceBatch, outputs: Outputs) -> None:
         """Write the pooled vectors of `batch`, a row a sequence, to `outputs`."""
-        if self.attention_spec.device.type == "cpu":
-            run_by_length(batch, outputs, self._run)
-        else:
-            self._run(batch, outputs)
+        run_encoder(self._run, batch, outputs, self.attention_spec.device)
 
     def _run(self, batch: DeviceBatch, outputs: Outputs) -> None:
         rows = self._memory.rows(batch.num_tokens)
