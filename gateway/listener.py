@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from aiohttp import web
@@ -17,6 +18,8 @@ HTTP_LOG = logging.getLogger("gateway.http")
 
 # Longer than the 60 s after which common load balancers drop an idle connection, so that they close first.
 _KEEPALIVE_S = 75.0
+# For the whole head of a connection's first request.
+_HEAD_S = 75.0
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
@@ -50,9 +53,26 @@ class AccessLogger(AbstractAccessLogger):
 
 
 class _Connection(RequestHandler):
-    """Tells also those in our words whose bytes are no HTTP; aiohttp's own would be plain text."""
+    """Tells also those in our words whose bytes are no HTTP; aiohttp's own would be plain text.
 
-    __slots__ = ()
+    Drops clients whose first request does not come, which aiohttp would wait for without end.
+    """
+
+    __slots__ = ("_head_timer",)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client is there."""
+        super().connection_made(transport)
+        self._head_timer = asyncio.get_running_loop().call_later(_HEAD_S, self._drop_if_silent)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """It is gone; the timer would keep all of it in memory."""
+        self._head_timer.cancel()
+        super().connection_lost(exc)
+
+    def _drop_if_silent(self) -> None:
+        if self._request_count == 0 and self.transport is not None:
+            self.transport.close()
 
     def handle_error(
         self,
