@@ -14,6 +14,7 @@ from rose.kernels.norm import RmsNorm, add_rms_norm
 from rose.kernels.pooling import pick_rows
 from rose.kernels.rope import QkRope, qk_norm_rope
 from rose.layers.projection import GatedProjection, Projection
+from rose.layers.tensors import TensorReader
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,18 +90,13 @@ def weight_keys(config: ModelConfig) -> tuple[WeightKey, ...]:
 
 
 class DecoderReader:
-    """Reads decoder layers by Hugging Face's tensor names, a tensor at a time, into dtype on device."""
+    """Reads decoder layers by Hugging Face's tensor names. tensor: reads any other tensor."""
 
     def __init__(
         self, config: ModelConfig, weights: WeightSource, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._config = config
-        self._weights = weights
-        self._place = (device, dtype)
-
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        """One tensor; on a CPU that of a mapped file itself if its dtype is right."""
-        return self._weights.tensor(name, shape).to(*self._place)
+        self.tensor = TensorReader(weights, dtype, device)
 
     def norm(self, name: str) -> RmsNorm:
         """An RMSNorm over the hidden size."""
@@ -112,27 +108,17 @@ class DecoderReader:
         attention, mlp = f"{name}.self_attn", f"{name}.mlp"
         size, inner = config.hidden_size, config.intermediate_size
         query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        qkv = {
-            f"{attention}.{part}_proj.weight": rows for part, rows in (("q", query), ("k", key), ("v", key))
-        }
-        gate_up = {f"{mlp}.{part}_proj.weight": inner for part in ("gate", "up")}
+        qkv = {f"{attention}.{part}_proj": rows for part, rows in (("q", query), ("k", key), ("v", key))}
+        gate_up = {f"{mlp}.{part}_proj": inner for part in ("gate", "up")}
         return DecoderLayer(
             input_norm=self.norm(f"{name}.input_layernorm.weight"),
-            qkv=Projection(self._stacked(qkv, size)),
+            qkv=Projection(self.tensor.stacked(qkv, size)),
             rope=self._rope(attention, cos_sin),
             output=Projection(self.tensor(f"{attention}.o_proj.weight", size, query)),
             mlp_norm=self.norm(f"{name}.post_attention_layernorm.weight"),
-            gate_up=GatedProjection(self._stacked(gate_up, size)),
+            gate_up=GatedProjection(self.tensor.stacked(gate_up, size)),
             down=Projection(self.tensor(f"{mlp}.down_proj.weight", size, inner)),
         )
-
-    def _stacked(self, rows: dict[str, int], width: int) -> Tensor:
-        """The weights [rows, width] over each other, each copied straight to its place."""
-        device, dtype = self._place
-        whole = torch.empty(sum(rows.values()), width, dtype=dtype, device=device)
-        for (name, height), part in zip(rows.items(), torch.split(whole, list(rows.values())), strict=True):
-            part.copy_(self._weights.tensor(name, (height, width)))
-        return whole
 
     def _rope(self, attention: str, cos_sin: Tensor) -> QkRope:
         config = self._config

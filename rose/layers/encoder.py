@@ -18,6 +18,7 @@ from rose.kernels.norm import LayerNorm, add_layer_norm
 from rose.kernels.pooling import pick_rows
 from rose.layers.linear import Linear
 from rose.layers.projection import BiasedProjection, Projection
+from rose.layers.tensors import TensorReader
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -159,31 +160,25 @@ def weight_keys(config: ModelConfig) -> tuple[WeightKey, ...]:
 
 
 class EncoderReader:
-    """Reads tables and layers by Hugging Face's tensor names, a tensor at a time, into dtype on device."""
+    """Reads tables and layers by Hugging Face's tensor names."""
 
     def __init__(
         self, config: ModelConfig, weights: WeightSource, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._config = config
-        self._weights = weights
-        self._place = (device, dtype)
-
-    def _tensor(self, name: str, *shape: int) -> Tensor:
-        return self._weights.tensor(name, shape).to(*self._place)
+        self._read = TensorReader(weights, dtype, device)
 
     def _dense(self, name: str, height: int, width: int) -> tuple[Tensor, Tensor]:
-        return self._tensor(f"{name}.weight", height, width), self._tensor(f"{name}.bias", height)
+        return self._read(f"{name}.weight", height, width), self._read(f"{name}.bias", height)
 
     def _norm(self, name: str) -> LayerNorm:
-        size = self._config.hidden_size
-        weight, bias = (self._tensor(f"{name}.LayerNorm.{part}", size) for part in ("weight", "bias"))
-        return LayerNorm(weight, bias, self._config.norm_eps)
+        return self._read.layer_norm(f"{name}.LayerNorm", self._config.hidden_size, self._config.norm_eps)
 
     def tables(self) -> BertTables:
         """The three embedding tables and the LayerNorm over their sum."""
         config = self._config
         word, position, token_type = (
-            self._tensor(f"embeddings.{name}_embeddings.weight", rows, config.hidden_size)
+            self._read(f"embeddings.{name}_embeddings.weight", rows, config.hidden_size)
             for name, rows in (
                 ("word", config.vocab_size),
                 ("position", config.max_positions),

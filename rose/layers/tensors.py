@@ -31,8 +31,14 @@ class TensorReader:
         return Linear(self(f"{name}.weight", height, width), self(f"{name}.bias", height) if bias else None)
 
     def stacked(self, heights: dict[str, int], width: int) -> Tensor:
-        """Weights [height, width] over each other."""
-        return torch.cat([self(f"{name}.weight", height, width) for name, height in heights.items()])
+        """Weights [height, width] over each other, each copied straight to its place."""
+        device, dtype = self._place
+        whole = torch.empty(sum(heights.values()), width, dtype=dtype, device=device)
+        for (name, height), part in zip(
+            heights.items(), torch.split(whole, list(heights.values())), strict=True
+        ):
+            part.copy_(self._weights.tensor(f"{name}.weight", (height, width)))
+        return whole
 
     def layer_norm(self, name: str, size: int, eps: float, bias: bool = True) -> LayerNorm:
         """The LayerNorm `name`; one without a bias has zeros."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rose.attention.base import AttentionSpec
 from rose.heads.embedding import EmbeddingHead
 from rose.heads.splade import SpladeHead
 from rose.kernels.early import early_for, launching
@@ -16,6 +15,7 @@ from rose.kernels.gemm import fetches_early
 from rose.layers.compile_ahead import compile_ahead, row_counts
 from rose.layers.encoder import EncoderBuffers, EncoderReader, weight_keys
 from rose.layers.length_order import run_by_length
+from rose.layers.rotary import attention_spec
 
 if TYPE_CHECKING:
     import torch
@@ -37,15 +37,7 @@ class BertModel:
         max_tokens: int,
     ) -> None:
         self.config = config
-        self.attention_spec = AttentionSpec(
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            scale=config.head_dim**-0.5,
-            causal=config.causal,
-            dtype=dtype,
-            device=device,
-        )
+        self.attention_spec = attention_spec(config, dtype, device)
         read = EncoderReader(config, weights, dtype, device)
         self._tables = read.tables()
         self._layers = [read.layer(index) for index in range(config.num_layers)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from rose.attention.base import AttentionSpec
 from rose.kernels.early import early_for, launching
 from rose.kernels.embedding import EmbeddedTokens, embed_tokens
 from rose.kernels.fused import fused_gemm
@@ -19,6 +18,7 @@ from rose.kernels.rope import rope_table
 from rose.layers.compile_ahead import compile_ahead, row_counts
 from rose.layers.decoder import DecoderReader, weight_keys
 from rose.layers.fused_decoder import FusedDecoder
+from rose.layers.rotary import attention_spec
 from rose.layers.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -43,15 +43,7 @@ class Qwen3Model:
         max_tokens: int,
     ) -> None:
         self.config = config
-        self.attention_spec = AttentionSpec(
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            scale=config.head_dim**-0.5,
-            causal=config.causal,
-            dtype=dtype,
-            device=device,
-        )
+        self.attention_spec = attention_spec(config, dtype, device)
         read = DecoderReader(config, weights, dtype, device)
         cos_sin = rope_table(config.head_dim, config.rope_theta, config.max_positions, device)
         self._table = read.tensor("embed_tokens.weight", config.vocab_size, config.hidden_size)
