@@ -32,7 +32,7 @@ SUITES = {
     "mixed": (),
 }
 # A request of 100 × 4096 tokens takes seconds.
-LONGER = {"throughput": 5.0}
+LONGER = {"throughput": 6.0}
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,16 @@ def measure(model: str, out: Path, arguments: argparse.Namespace) -> None:
         flags += ["--tokenizer", str(arguments.tokenizer)]
     with Server(*flags) as server:
         url = f"http://{server.host}:{server.port}"
+        brief = ("--quick", "--requests", "1000000") if arguments.short_warmup else ()
         for suite in arguments.suite or SUITES:
             seconds = arguments.duration * LONGER.get(suite, 1.0)
-            loadgen(suite, url, out / suite, "--duration", f"{seconds:g}", *SUITES[suite])
+            loadgen(suite, url, out / suite, "--duration", f"{seconds:g}", *SUITES[suite], *brief)
         if arguments.tokenizer and arguments.corpus:
             text = ("--corpus", str(arguments.corpus), "--tokenizer", str(arguments.tokenizer))
             seconds = f"{arguments.duration:g}"
-            loadgen("concurrency", url, out / "text", "--duration", seconds, *SUITES["concurrency"], *text)
+            loadgen(
+                "concurrency", url, out / "text", "--duration", seconds, *SUITES["concurrency"], *brief, *text
+            )
         if arguments.check:
             with Server(*flags, "--dtype", "float32") as reference:
                 check = f"http://{reference.host}:{reference.port}"
@@ -162,6 +165,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--tokenizer", type=Path, help="tokenizer.json: with --corpus, text at concurrency too"
     )
     parser.add_argument("--corpus", type=Path, help="text file or folder")
+    parser.add_argument("--short-warmup", action="store_true", help="a second of warm-up a case, at most")
     parser.add_argument("--no-check", dest="check", action="store_false", help="compare no vectors with FP32")
     parser.add_argument("--table-only", action="store_true", help="only rewrite the table from DIR's files")
     arguments = parser.parse_args(argv)
