@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from aiohttp import StreamReader, compression_utils, hdrs, web
+from aiohttp.http import HttpProcessingError
 
 from gateway.errors import ApiError, ErrorKind, shown
 
-# What aiohttp's parser has inflated before we see the body; it hands anything else on as it came.
+# What aiohttp's parser has inflated before we see the body. It hands on others as they came, and fails on
+# those of its own that it lacks a module for.
 ENCODINGS = (
     ("gzip", "deflate") + ("zstd",) * compression_utils.HAS_ZSTD + ("br",) * compression_utils.HAS_BROTLI
 )
@@ -43,7 +45,9 @@ class BodyReader:
         except web.HTTPRequestEntityTooLarge:  # chunked, or inflated from a compressed body
             raise self._too_large("is too large") from None
         except web.RequestPayloadError as error:  # broken compression or chunks
-            message = f"the body cannot be read: {error}"
+            cause = error.__cause__  # aiohttp's own; its text is a status and an indented message
+            words = cause.message if isinstance(cause, HttpProcessingError) else error
+            message = f"the body cannot be read: {words}"
             raise ApiError(ErrorKind.INVALID_BODY, message, closes=True) from None
 
     def _whole(self, content: StreamReader) -> bytes:
@@ -57,10 +61,14 @@ class BodyReader:
         return ApiError(ErrorKind.BODY_TOO_LARGE, f"the body {what}; this server takes up to {limit} bytes")
 
 
-def _check_encoding(encoding: str) -> None:
-    if encoding.strip().lower() in (*ENCODINGS, "identity"):
-        return
+def unknown_encoding(encoding: str, *, closes: bool = False) -> ApiError:
+    """How a body in this `Content-Encoding` is refused. closes: what follows on the connection is lost."""
     known = ", ".join(ENCODINGS)
-    message = f"Content-Encoding is {shown(encoding)}; this server knows {known}"
+    message = f"Content-Encoding is {encoding}; this server knows {known}"
     headers = ((str(hdrs.ACCEPT_ENCODING), known),)  # RFC 9110, 15.5.16
-    raise ApiError(ErrorKind.UNSUPPORTED_MEDIA_TYPE, message, headers=headers)
+    return ApiError(ErrorKind.UNSUPPORTED_MEDIA_TYPE, message, headers=headers, closes=closes)
+
+
+def _check_encoding(encoding: str) -> None:
+    if encoding.strip().lower() not in (*ENCODINGS, "identity"):
+        raise unknown_encoding(shown(encoding))

@@ -8,8 +8,10 @@ import logging
 from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 from aiohttp.http import HttpProcessingError
+from aiohttp.http_exceptions import ContentEncodingError
 from aiohttp.web_protocol import RequestHandler
 
+from gateway.bodies import unknown_encoding
 from gateway.errors import INTERNAL_MESSAGE, ApiError, ErrorKind, shown
 from gateway.exchange import refuse
 
@@ -84,6 +86,8 @@ class _Connection(RequestHandler):
         super().handle_error(request, status, exc, message)  # logs, and raises if an answer was begun
         if status >= ErrorKind.INTERNAL.status:
             return refuse(request, ApiError(ErrorKind.INTERNAL, INTERNAL_MESSAGE, closes=True))
+        if isinstance(exc, ContentEncodingError):  # of aiohttp's own codings one that it has no module for
+            return refuse(request, unknown_encoding("one without a module here", closes=True))
         words = shown(" ".join(str(message).split()))
         return refuse(
             request, ApiError(ErrorKind.INVALID_HTTP, f"this is no HTTP request: {words}", closes=True)

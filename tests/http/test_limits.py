@@ -127,13 +127,22 @@ async def test_compressed_bodies(server: Served, encoding: str) -> None:
         np.testing.assert_allclose(reply.vectors, [expected([1, 2])], rtol=1e-6)
 
 
-@pytest.mark.parametrize("encoding", ["compress", "snappy", "gzip, gzip", "aes128gcm", ""])
+@pytest.mark.parametrize("encoding", ["compress", "snappy", "gzip, gzip", "aes128gcm", "", "br"])
 async def test_unknown_compressions_are_415_and_name_the_known(server: Served, encoding: str) -> None:
     headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
     reply = await server.send("POST", PATHS[0], data=BODY, headers=headers)
     assert (reply.status, reply.error["code"]) == (415, "unsupported_media_type")
+    assert "Please install" not in reply.error["message"]
     assert {"gzip", "deflate", "zstd"} <= set(reply.headers["Accept-Encoding"].split(", "))
     await server.assert_works()
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd"])
+async def test_broken_compression_is_400_in_one_line(server: Served, encoding: str) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+    reply = await server.send("POST", PATHS[0], data=b"\xff\xffno such thing", headers=headers)
+    assert (reply.status, reply.error["code"]) == (400, "invalid_body")
+    assert reply.error["message"] == f"the body cannot be read: Can not decode content-encoding: {encoding}"
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd"])
