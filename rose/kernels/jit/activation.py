@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import triton.language as tl
 
@@ -96,51 +96,27 @@ def _finish(
     tl.store(out_ptr + at, x.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def silu_mul(gate_up: Tensor, out: Tensor) -> None:
-    """See rose.kernels.activation.silu_mul."""
+def launch_tiles(function: Any, inputs: tuple[Tensor, ...], out: Tensor, **constants: object) -> None:
+    """Enqueue an elementwise kernel of (inputs, out, T) over tiles of `out` [T, WIDTH]."""
     num_tokens, width = out.shape
     block = min(block_of(width), _COLUMNS)
     rows = rows_a_program(num_tokens * ceil_div(width, block))
-    launch(
-        _silu_mul,
-        (ceil_div(num_tokens, rows), ceil_div(width, block)),
-        gate_up,
-        out,
-        num_tokens,
-        SPLITS=splits_of(gate_up),
-        WIDTH=width,
-        BLOCK=block,
-        ROWS=rows,
-        num_warps=warps_for(block),
-    )
+    grid = (ceil_div(num_tokens, rows), ceil_div(width, block))
+    sizes = {"WIDTH": width, "BLOCK": block, "ROWS": rows, "num_warps": warps_for(block)}
+    launch(function, grid, *inputs, out, num_tokens, **constants, **sizes)
+
+
+def silu_mul(gate_up: Tensor, out: Tensor) -> None:
+    """See rose.kernels.activation.silu_mul."""
+    launch_tiles(_silu_mul, (gate_up,), out, SPLITS=splits_of(gate_up))
 
 
 def bias_gelu(x: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """See rose.kernels.activation.bias_gelu."""
-    _launch_finish(x, bias, out, use_gelu=True)
+    inputs = (x, x if bias is None else bias)
+    launch_tiles(_finish, inputs, out, SPLITS=splits_of(x), HAS_BIAS=bias is not None, GELU=True)
 
 
 def add_bias(x: Tensor, bias: Tensor, out: Tensor) -> None:
     """See rose.kernels.activation.add_bias."""
-    _launch_finish(x, bias, out, use_gelu=False)
-
-
-def _launch_finish(x: Tensor, bias: Tensor | None, out: Tensor, use_gelu: bool) -> None:
-    num_tokens, width = out.shape
-    block = min(block_of(width), _COLUMNS)
-    rows = rows_a_program(num_tokens * ceil_div(width, block))
-    launch(
-        _finish,
-        (ceil_div(num_tokens, rows), ceil_div(width, block)),
-        x,
-        x if bias is None else bias,
-        out,
-        num_tokens,
-        SPLITS=splits_of(x),
-        HAS_BIAS=bias is not None,
-        GELU=use_gelu,
-        WIDTH=width,
-        BLOCK=block,
-        ROWS=rows,
-        num_warps=warps_for(block),
-    )
+    launch_tiles(_finish, (x, bias), out, SPLITS=splits_of(x), HAS_BIAS=True, GELU=False)

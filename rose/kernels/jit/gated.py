@@ -10,23 +10,11 @@ from typing import TYPE_CHECKING
 
 import triton.language as tl
 
-from rose.kernels.jit.activation import gelu
-from rose.kernels.jit.compile import (
-    block_of,
-    ceil_div,
-    device_function,
-    kernel,
-    launch,
-    rows_a_program,
-    wait_for_inputs,
-    warps_for,
-)
+from rose.kernels.jit.activation import gelu, launch_tiles
+from rose.kernels.jit.compile import device_function, kernel, wait_for_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-# Columns a program: 4 warps with one 16-byte access a thread, row and operand.
-_COLUMNS = 1024
 
 
 @device_function
@@ -61,18 +49,4 @@ def _gelu_mul(
 
 def gelu_mul(gate_up: Tensor, out: Tensor, by_tanh: bool) -> None:
     """See rose.kernels.gated.gelu_mul."""
-    num_tokens, width = out.shape
-    block = min(block_of(width), _COLUMNS)
-    rows = rows_a_program(num_tokens * ceil_div(width, block))
-    launch(
-        _gelu_mul,
-        (ceil_div(num_tokens, rows), ceil_div(width, block)),
-        gate_up,
-        out,
-        num_tokens,
-        BY_TANH=by_tanh,
-        WIDTH=width,
-        BLOCK=block,
-        ROWS=rows,
-        num_warps=warps_for(block),
-    )
+    launch_tiles(_gelu_mul, (gate_up,), out, BY_TANH=by_tanh)
