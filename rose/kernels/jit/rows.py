@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _COLUMNS = 1024
 
 
-@kernel("num_tokens", "num_seqs")
+@kernel("cu_seqlens_ptr", "num_tokens", "num_seqs")
 def _copy_real_rows(
     source_ptr,
     cu_seqlens_ptr,
