@@ -79,6 +79,7 @@ class GraphEngine:
 
     @capture_allowed.setter
     def capture_allowed(self, allowed: bool) -> None:
+        """Allow lazy captures, or put them off."""
         self._runner.capture_allowed = allowed
 
     def step(self, batch: RaggedBatch) -> LazyTensor[BatchResult]:

@@ -99,7 +99,11 @@ class SkinnyKernels:
     def _encode_map(
         self, address: int, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]
     ) -> Any:
-        """A tensor map; elements beyond the tensor read as zeros."""
+        """A tensor map; elements beyond the tensor read as zeros.
+
+        It holds nothing but these numbers, and a launch copies it: kept maps stay right when the memory at an
+        address is freed and given out again, and so do graphs that were captured with them.
+        """
         driver, rank = self._driver, len(sizes)
         encoded = driver.cuTensorMapEncodeTiled(
             driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
