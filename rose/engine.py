@@ -36,6 +36,17 @@ _OVERFLOW_FLOAT16 = frozenset({"qwen3", "qwen2", "llama", "gemma3"})
 
 
 @dataclass(frozen=True, slots=True)
+class _Settled:
+    """What the options come to for this model on this machine."""
+
+    dtype: torch.dtype
+    device: torch.device
+    max_batch_tokens: int
+    max_model_len: int
+    max_batch_seqs: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Loaded:
     """What both kinds of engine are made of."""
 
@@ -54,44 +65,54 @@ def load_engine(folder: Path, options: EngineOptions, *, dummy: bool, model_name
         ModelLoadError: the folder, the options or the device do not allow it.
     """
     config = load_config(folder)
-    device = _device(options.device)
-    dtype = _dtype(options.dtype, device, config)
-    max_batch_tokens, max_model_len = _lengths(options, config)
+    settled = _settled(options, config)
+    dtype, device = settled.dtype, settled.device
     if device.type == "cuda":
         torch.cuda.set_device(device)
         if has_triton():
             start_triton()
     weights = dummy_weights(config, options.seed, device) if dummy else open_weights(folder)
     try:
-        model = build_model(config, weights, dtype, device, token_bucket(max_batch_tokens))
+        model = build_model(config, weights, dtype, device, token_bucket(settled.max_batch_tokens))
         backends = load_backends(model.attention_spec)
-        info = EngineInfo(
-            model=model_name,
-            architecture=config.architecture,
-            dtype=str(dtype).removeprefix("torch."),
-            device=_device_name(device),
-            dimensions=config.dimensions,
-            vocab_size=config.vocab_size,
-            max_model_len=max_model_len,
-            max_batch_tokens=max_batch_tokens,
-            max_batch_seqs=_max_batch_seqs(options, config),
-            pooling=config.pooling,
-            normalize=config.normalize,
-            has_int8=config.quantizer == "tanh_int8",
-            attention=tuple(backends),
-            chunk_separator=config.chunk_separator,
-            type_vocab_size=config.type_vocab_size,
-            task=config.task,
-            labels=config.scorer.labels if config.scorer else (),
-            score_template=config.scorer.template if config.scorer else "pair",
-            prompts=config.prompts,
-            default_prompt_name=config.default_prompt_name,
-        )
+        info = _info(model_name, config, settled, tuple(backends))
         return _start(_Loaded(model, backends, info, _limits(info, config)), options, device)
     except (torch.OutOfMemoryError, DeviceError, EngineError) as error:
         reason = str(error).splitlines()[0]
         advice = "a smaller --max-batch-tokens takes less memory"
         raise ModelLoadError(f"{model_name} cannot start on {device}: {reason}; {advice}") from error
+
+
+def _settled(options: EngineOptions, config: ModelConfig) -> _Settled:
+    device = _device(options.device)
+    dtype = _dtype(options.dtype, device, config)
+    return _Settled(dtype, device, *_lengths(options, config), _max_batch_seqs(options, config))
+
+
+def _info(model_name: str, config: ModelConfig, settled: _Settled, attention: tuple[str, ...]) -> EngineInfo:
+    scorer = config.scorer
+    return EngineInfo(
+        model=model_name,
+        architecture=config.architecture,
+        dtype=str(settled.dtype).removeprefix("torch."),
+        device=_device_name(settled.device),
+        dimensions=config.dimensions,
+        vocab_size=config.vocab_size,
+        max_model_len=settled.max_model_len,
+        max_batch_tokens=settled.max_batch_tokens,
+        max_batch_seqs=settled.max_batch_seqs,
+        pooling=config.pooling,
+        normalize=config.normalize,
+        has_int8=config.quantizer == "tanh_int8",
+        attention=attention,
+        chunk_separator=config.chunk_separator,
+        type_vocab_size=config.type_vocab_size,
+        task=config.task,
+        labels=scorer.labels if scorer else (),
+        score_template=scorer.template if scorer else "pair",
+        prompts=config.prompts,
+        default_prompt_name=config.default_prompt_name,
+    )
 
 
 def _limits(info: EngineInfo, config: ModelConfig) -> StepLimits:
