@@ -16,11 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from rose.aot.cute import link_cute, the_object
-from rose.aot.products import Epilogue, ProductKernel
+from rose.aot.products import HEAD_DIM, HEAD_EPS, Epilogue, ProductKernel
 
-HEAD_DIM = 128
-# Added to a head's mean square: Qwen3's.
-HEAD_EPS = 1e-6
 _ROWS, _WIDTH = 4096, 1024
 
 

@@ -20,6 +20,9 @@ from typing import Literal, cast, get_args
 Epilogue = Literal["swiglu", "scaled-swiglu", "gelu", "residual", "rope"]
 EPILOGUES: tuple[Epilogue, ...] = get_args(Epilogue)
 
+# Width of a head and what is added to its mean square: compiled into the rope epilogue. Qwen3's.
+HEAD_DIM, HEAD_EPS = 128, 1e-6
+
 _NAME = re.compile(r"gemm-([a-z-]+)-(\d+)x(\d+)-(pingpong|cooperative)-(\d)x(\d)")
 
 

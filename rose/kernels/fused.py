@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TABLE_PATH = Path(__file__).with_name("fused_h200.json")
-# Width of a head and what its mean square is increased by, compiled into the rope epilogue.
-HEAD_DIM, HEAD_EPS = 128, 1e-6
 # Tiles of one column of the output that are computed one after another before the next column's: QuACK's own.
 _SWIZZLE = 8
 

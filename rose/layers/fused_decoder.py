@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rose.kernels.fused import HEAD_DIM, HEAD_EPS, FusedGemm, FusedLookup, RopeColumns
+from rose.aot.products import HEAD_DIM, HEAD_EPS
+from rose.kernels.fused import FusedGemm, FusedLookup, RopeColumns
 from rose.kernels.row_scale import row_scale
 
 if TYPE_CHECKING:

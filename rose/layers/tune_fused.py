@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rose.aot.products import DEFAULT_PRODUCTS, Epilogue
-from rose.kernels.fused import HEAD_DIM, HEAD_EPS, TABLE_PATH, FusedGemm, FusedLookup, load
+from rose.aot.products import DEFAULT_PRODUCTS, HEAD_DIM, HEAD_EPS, Epilogue
+from rose.kernels.fused import TABLE_PATH, FusedGemm, FusedLookup, load
 from rose.kernels.norm import RmsNorm, add_rms_norm
 from rose.kernels.rope import QkRope, rope_table
 from rose.kernels.tables import say, write_choices

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rose.aot.products import DEFAULT_PRODUCTS, ProductKernel
-from rose.kernels.fused import HEAD_DIM, HEAD_EPS, FusedGemm, load
+from rose.aot.products import DEFAULT_PRODUCTS, HEAD_DIM, HEAD_EPS, ProductKernel
+from rose.kernels.fused import FusedGemm, load
 from rose.kernels.norm import RmsNorm, add_rms_norm
 from rose.kernels.rope import QkRope, rope_table
 from rose.kernels.row_scale import row_scale

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rose.aot.products import Epilogue, ProductKernel
-from rose.kernels.fused import HEAD_EPS, FusedGemm
+from rose.aot.products import HEAD_EPS, Epilogue, ProductKernel
+from rose.kernels.fused import FusedGemm
 
 PROCESSORS = 132
 
