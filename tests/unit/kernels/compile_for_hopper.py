@@ -1,4 +1,4 @@
-"""Run as a program: compile what full-size pplx-embed and BGE-M3 layers launch, for sm_90, without a GPU.
+"""Run as a program: compile what pplx-embed, BGE-M3 and ModernBERT launch, for an H200, without one.
 
 Arguments: the folder of presets, and which plans products of few rows have: "chosen", so that every kernel is
 launched by few rows and by many, or "measured", the table in use. Prints one JSON object: kernel -> [16-byte
@@ -24,8 +24,9 @@ from triton.runtime.jit import JITFunction
 
 from rose.config import ModelConfig, load_config
 from rose.kernels import dispatch, early, gemm
-from rose.kernels.jit import activation, embedding, norm, pooling, rope
+from rose.kernels.jit import activation, embedding, gated, norm, pooling, rope, rows
 from rose.kernels.jit import gemm as gemm_jit
+from rose.kernels.jit.compile import compiling
 from rose.layers import decoder, encoder, linear, projection
 from rose.layers.compile_ahead import compile_ahead, row_counts
 from rose.models import bert, qwen3
@@ -35,7 +36,7 @@ from rose.weights import DummyWeights
 CPU = torch.device("cpu")
 SPLIT = gemm.GemmPlan(4, 16, 32, 128, 4, 4)
 MAX_TOKENS = 2048
-MODULES = (activation, embedding, gemm_jit, norm, pooling, rope)
+MODULES = (activation, embedding, gated, gemm_jit, norm, pooling, rope, rows)
 
 
 class HopperDriver:
@@ -67,7 +68,19 @@ def main(presets: Path, plans: str) -> None:
         compile_ahead(model, row_counts(keys, MAX_TOKENS))
         module.fetches_early = lambda m, keys: True  # as if a product of skinny_gemm were among them
         compile_ahead(model, [16])
+    compile_windowed()
     print(json.dumps({name: variants(kernel) for name, kernel in kernels()}))
+
+
+def compile_windowed() -> None:
+    """What only encoders with windows launch, in ModernBERT's shapes."""
+    for num_tokens in (16, 512, MAX_TOKENS):
+        heads = torch.zeros(num_tokens, 12, 64, dtype=torch.bfloat16)
+        wide = torch.zeros(num_tokens, 2 * 1152, dtype=torch.bfloat16)
+        order = early.early_for(num_tokens, fetches=False, device=CPU)
+        with compiling(2), early.launching(order):
+            rows.copy_real_rows(heads, torch.zeros(3, dtype=torch.int32), torch.zeros_like(heads))
+            gated.gelu_mul(wide, wide[:, :1152].contiguous(), by_tanh=False)
 
 
 def chosen(key: gemm.WeightKey) -> list[gemm.GemmChoice]:
