@@ -1,177 +1,32 @@
-"""The engine of devices with graphs, on a simulated one: a thread that does copies and forwards later.
-
-The simulated device reads a staging slot when its stream gets to the copy, not when it is launched, so a slot
-refilled too early, or an output overwritten too early, shows as a wrong vector.
-"""
+"""The engine of devices with graphs, on a simulated one."""
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from cuda_utils.errors import CudaError, DeviceError
-from cuda_utils.event import CpuEvent
-from cuda_utils.pinned import PlainHostAllocator
-from cuda_utils.stream import CpuStream
-from rose.batch import EngineInfo, Float32, RaggedBatch
-from rose.buckets import sequence_bucket, token_bucket
-from rose.engine_options import EngineOptions
+from cuda_utils.errors import DeviceError
 from rose.errors import EngineDeadError, OutOfMemoryError, StepError
-from rose.graph_device import DeviceNouns
 from rose.graph_engine import GraphEngine
 from rose.graph_runner import CaptureError, GraphKey
-from rose.limits import StepLimits
-from rose.staging import StagingLayout, StagingSlot
-
-DIMENSIONS = 4
-INFO = EngineInfo("m", "bert", "float32", "sim", DIMENSIONS, 1000, 128, 512, 16, "mean", True, has_int8=True)
-LIMITS = StepLimits(512, 16, 128, 1000, 2, has_spans=True)
-OPTIONS = EngineOptions(max_in_flight=3, max_capture_tokens=256, max_pinned_bytes=1 << 20)
-BROKEN = CudaError(700, "cudaMemcpyAsync to the device")
-REFUSED = CudaError(701, "cudaGraphLaunch")
-
-
-class Simulation:
-    """One stream, its memory, and a model whose vectors are [sum, length, first id, sum of types].
-
-    pause() stops the stream until resume(). fails: raised by the next call of that name.
-    """
-
-    def __init__(self, info: EngineInfo = INFO) -> None:
-        self.info = info
-        self.layout = StagingLayout(token_bucket(512), sequence_bucket(16), has_types=True)
-        self.input = np.full(self.layout.capacity, -7, np.int32)
-        self.output = np.zeros(self.output_bytes(self.layout.max_seqs), np.uint8)
-        self.input_ptr, self.output_ptr = self.input.ctypes.data, self.output.ctypes.data
-        self.stream = CpuStream("simulated-device")
-        self.allocator = PlainHostAllocator()
-        self.gate = threading.Event()
-        self.gate.set()
-        self.launches = 0
-        self.eager: list[GraphKey] = []
-        self.captured: list[GraphKey] = []
-        self.replayed: list[GraphKey] = []
-        self.plans: list[tuple[int, list[int]]] = []
-        self.fails: dict[str, Exception] = {}
-        self.poison = 0.0
-        self.dirty = False
-        self.bound: list[int] = []
-        self.nouns = DeviceNouns(
-            memcpy=self,
-            allocator=self.allocator,
-            new_event=lambda: CpuEvent(self.stream),
-            synchronize=self.stream.synchronize,
-            bind_thread=lambda: self.bound.append(threading.get_ident()),
-        )
-
-    def engine(self, options: EngineOptions = OPTIONS) -> GraphEngine:
-        return GraphEngine(self, self.nouns, self.info, LIMITS, options)
-
-    def pause(self) -> None:
-        self.gate.clear()
-        self.stream.launch(lambda: self.gate.wait(20) or None)
-
-    def resume(self) -> None:
-        self.gate.set()
-
-    # Memcpy
-    def host_to_device(self, destination: int, source: int, nbytes: int) -> None:
-        self._fail("host_to_device")
-        self.stream.launch(lambda: ctypes.memmove(destination, source, nbytes) or None)
-
-    def device_to_host(self, destination: int, source: int, nbytes: int) -> None:
-        self._fail("device_to_host")
-        self.stream.launch(lambda: ctypes.memmove(destination, source, nbytes) or None)
-
-    # Forward
-    def output_bytes(self, num_seqs: int) -> int:
-        return num_seqs * DIMENSIONS * (5 if self.info.has_int8 else 4)
-
-    def key_of(self, num_tokens: int, num_seqs: int) -> GraphKey:
-        return GraphKey(num_tokens, num_seqs, "sim")
-
-    def plan(self, key: GraphKey, work: StagingSlot) -> None:
-        self._fail("plan")
-        self.plans.append((work.index, work.host_cu_seqlens(key.num_seqs).tolist()))
-
-    def memory(self) -> Mapping[str, int]:
-        return {"tensor_bytes": self.input.nbytes + self.output.nbytes}
-
-    def destroy_retired(self, done_launches: int) -> None:
-        assert done_launches <= self.launches
-
-    def capturable(self, key: GraphKey) -> bool:
-        return True
-
-    def run(self, key: GraphKey, work: StagingSlot) -> None:
-        self._fail("run")
-        self.eager.append(key)
-        self._enqueue(key)
-
-    def capture(self, key: GraphKey, work: StagingSlot) -> SimulatedGraph:
-        self._fail("capture")
-        self.captured.append(key)
-        return SimulatedGraph(self, key)
-
-    def _enqueue(self, key: GraphKey) -> None:
-        self.launches += 1
-        self.stream.launch(lambda: self._compute(key))
-
-    def _compute(self, key: GraphKey) -> None:
-        num_tokens, num_seqs, _, has_spans = key
-        offsets = self.input[: num_seqs + 1].tolist()
-        ids = self.input[self.layout.ids_at :][:num_tokens]
-        types = self.input[self.layout.types_at(num_tokens) :][:num_tokens]
-        assert not ids[offsets[-1] :].any()
-        rows = np.zeros((num_seqs, DIMENSIONS), np.float32)
-        bounds = list(pairwise(offsets))
-        if has_spans:
-            spans = self.input[self.layout.size(num_tokens) :][: 2 * num_seqs].reshape(2, num_seqs)
-            bounds = spans.T.tolist()
-        for row, (start, end) in enumerate(bounds):
-            if end > start:
-                rows[row] = ids[start:end].sum(), end - start, ids[start], types[start:end].sum()
-        if len(ids) == offsets[-1] == 512:
-            self.dirty = False  # every row was overwritten
-        rows += self.poison
-        self.dirty = self.dirty or self.poison != 0.0
-        if self.dirty:
-            rows[:] = np.nan  # as 0 * NaN of padded rows is
-        vector_bytes = rows.nbytes
-        self.output[:vector_bytes] = np.frombuffer(rows.tobytes(), np.uint8)
-        if self.info.has_int8:
-            int8 = (np.nan_to_num(rows) % 100).astype(np.int8)
-            self.output[vector_bytes : vector_bytes + int8.size] = int8.ravel().view(np.uint8)
-
-    def _fail(self, call: str) -> None:
-        error = self.fails.pop(call, None)
-        if error is not None:
-            raise error
-
-
-class SimulatedGraph:
-    nbytes = 1000
-
-    def __init__(self, simulation: Simulation, key: GraphKey) -> None:
-        self._simulation = simulation
-        self._key = key
-
-    def launch(self) -> None:
-        self._simulation._fail("launch")
-        self._simulation.replayed.append(self._key)
-        self._simulation._enqueue(self._key)
-
-    def close(self) -> None:
-        pass
+from tests.unit.rose.simulated_device import (
+    BROKEN,
+    INFO,
+    OPTIONS,
+    REFUSED,
+    Simulation,
+    batch_of,
+    check,
+    expected,
+    random_batch,
+)
 
 
 @pytest.fixture
@@ -187,32 +42,6 @@ def engine(simulation: Simulation) -> GraphEngine:
     return simulation.engine()
 
 
-def batch_of(*sequences: list[int]) -> RaggedBatch:
-    return RaggedBatch.pack([np.array(sequence, np.int32) for sequence in sequences])
-
-
-def expected(batch: RaggedBatch) -> Float32:
-    types = batch.token_type_ids if batch.token_type_ids is not None else np.zeros_like(batch.input_ids)
-    bounds = list(pairwise(batch.cu_seqlens.tolist())) if batch.spans is None else batch.spans.tolist()
-    rows = [
-        (batch.input_ids[start:end].sum(), end - start, batch.input_ids[start], types[start:end].sum())
-        for start, end in bounds
-    ]
-    return np.array(rows, np.float32)
-
-
-def random_batch(rng: np.random.Generator) -> RaggedBatch:
-    lengths = rng.integers(1, 32, rng.integers(1, 17))
-    sequences = [rng.integers(0, 1000, length, dtype=np.int32) for length in lengths]
-    types = [rng.integers(0, 2, length, dtype=np.int32) for length in lengths]
-    spans: list[np.ndarray | None] | None = None
-    if rng.random() < 0.3:  # of the first sequence several, of the others none or one
-        starts = rng.integers(0, lengths[0], 17 - len(lengths))
-        parts = np.stack([starts, rng.integers(starts + 1, lengths[0] + 1)], axis=1).astype(np.int32)
-        spans = [parts, *[None] * (len(lengths) - 1)]
-    return RaggedBatch.pack(sequences, types if rng.random() < 0.5 else None, spans)
-
-
 def test_random_batches_with_three_in_flight_all_come_back_right(engine: GraphEngine) -> None:
     rng = np.random.default_rng(0)
     running = []
@@ -223,12 +52,6 @@ def test_random_batches_with_three_in_flight_all_come_back_right(engine: GraphEn
             check(*running.pop(0))
     for batch, lazy in running:
         check(batch, lazy)
-
-
-def check(batch: RaggedBatch, lazy: object) -> None:
-    result = lazy.result()  # type: ignore[attr-defined]
-    assert result.vectors.tolist() == expected(batch).tolist()
-    assert result.int8.tolist() == (expected(batch) % 100).astype(np.int8).tolist()
 
 
 def test_nothing_staged_is_touched_while_the_device_has_not_read_it(
