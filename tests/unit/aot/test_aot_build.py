@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from rose.aot import __main__ as command
+from rose.aot import folders
 from rose.aot.build_flashinfer import FA2_PRELUDE, stub_source
 from rose.aot.manifest import read_manifest
 from rose.aot.toolchain import ToolchainError, cuda_home, library_dir, run
 from rose.aot.variants import DEFAULT_VARIANTS, KernelVariant, select
-from rose.aot import folders
 
 # One instantiation as FlashInfer 0.7.2's templates render it.
 GENERATED = """#include <flashinfer/attention/prefill.cuh>
