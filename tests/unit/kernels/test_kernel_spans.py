@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -15,9 +16,10 @@ from rose.kernels.norm import RmsNorm
 BOUNDS = [[5, 0, -1, 7, 0, 9], [-1, 1, -1, 7, -1, 20]]  # starts over ends; -1: the number of rows
 
 
-@pytest.mark.parametrize("num_tokens", [30, 300])
-@pytest.mark.parametrize("quantized", [True, False])
-@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize(
+    ("num_tokens", "quantized", "norm"),
+    [*product([30], [True, False], [True, False]), (300, True, False), (300, False, True)],
+)
 def test_spans(
     num_tokens: int, quantized: bool, norm: bool, device: str, poisoned: Callable[..., torch.Tensor]
 ) -> None:
