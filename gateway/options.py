@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
 MIB = 1024 * 1024
+# As browsers send it: lower case, without a path; anything else would never match. "null" is that of files.
+_ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://[^/\sA-Z]+")
 _AT_LEAST_ONE = (
     "max_items",
     "max_request_tokens",
@@ -40,7 +43,7 @@ class GatewayOptions:
     inline_text_chars: texts of up to this many characters in all are tokenised on the loop itself.
 
     Raises:
-        ValueError: a limit is not positive, or a key or name is empty.
+        ValueError: a limit is not positive, a key or name is empty, or an origin is none.
     """
 
     served_model_names: tuple[str, ...] = ()
@@ -70,3 +73,8 @@ class GatewayOptions:
             raise ValueError("an API key is empty; leave api_keys empty to ask for none")
         if not all(self.served_model_names):
             raise ValueError("a served model name is empty")
+        for origin in self.cors_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"the CORS origin {origin!r} is neither * nor like https://host or https://host:port"
+                )

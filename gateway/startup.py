@@ -61,6 +61,8 @@ def listen_at(path: str) -> socket.socket:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), path)
         if Path(path).is_socket():
             Path(path).unlink()
+        elif Path(path).exists():  # bind would say "in use" of a folder, too
+            raise OSError(errno.EEXIST, "there is something else than a socket", path)
         listening.bind(path)
         listening.listen(BACKLOG)
     except BaseException:

@@ -7,6 +7,7 @@ model's own size. Names are Hugging Face's; knows no architecture.
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import zipfile
 import zlib
@@ -28,6 +29,8 @@ Shape = tuple[int, ...]
 _PREFIXES = ("", "model.", "bert.", "roberta.", "nomic_bert.")
 # Whatever a family calls its norms: "LayerNorm", "attn_norm", "norm1", "emb_ln", "input_layernorm".
 _NORM_WEIGHT = re.compile(r"(norm\d?|_ln)\.weight$", re.IGNORECASE)
+# What a file begins with that a clone without Git LFS has in place of a large one.
+_LFS = b"version https://git-lfs"
 _FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -174,10 +177,22 @@ def _load_pickled(path: Path) -> dict[str, torch.Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # what a damaged or hostile pickle raises is not a closed set
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ModelLoadError(f"{path} cannot be read: {reason}") from None
+        if isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path):
+            reason = "it holds more than tensors, and nothing else is run"
+        raise ModelLoadError(f"{path} cannot be read: {_pointer(path) or reason}") from None
     if not isinstance(state, dict):
         raise ModelLoadError(f"{path}: holds {type(state).__name__}, not a dictionary of tensors")
     return state
+
+
+def _pointer(path: Path) -> str | None:
+    """What to do if the file is one of Git LFS's pointers; None if it is not."""
+    try:
+        with path.open("rb") as file:
+            is_one = file.read(len(_LFS)) == _LFS
+    except OSError:
+        return None
+    return "it is a pointer of Git LFS; `git lfs pull` fetches the file itself" if is_one else None
 
 
 class _SafetensorsFiles(Mapping[str, torch.Tensor]):
@@ -189,7 +204,7 @@ class _SafetensorsFiles(Mapping[str, torch.Tensor]):
             try:
                 opened: Any = safe_open(path, framework="pt", device="cpu")
             except (OSError, SafetensorError) as error:
-                raise ModelLoadError(f"{path} cannot be read: {error}") from None
+                raise ModelLoadError(f"{path} cannot be read: {_pointer(path) or error}") from None
             self._owner.update(dict.fromkeys(opened.keys(), opened))
 
     def __getitem__(self, name: str) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,12 +52,15 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int | float):
             found = "missing" if value is None else repr(value)
             raise self.refuse(f"{key} is {found}; a number is needed")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise self.refuse(f"{key} has too many digits") from None
 
     def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
         """A whole number of at least `least`."""
         value = self.number(key, default)
-        if value != int(value) or value < least:
+        if not (least <= value < math.inf and value == int(value)):
             raise self.refuse(f"{key} is {value:g}; a whole number of at least {least} is needed")
         return int(value)
 
@@ -85,14 +89,13 @@ class Fields:
     def max_model_len(self, max_positions: int) -> int:
         """The least of `max_positions` and what sentence_bert_config.json and the tokenizer declare."""
         limits = [max_positions]
+        folder = self.path.parent
         for name, key in (
             ("sentence_bert_config.json", "max_seq_length"),
             ("tokenizer_config.json", "model_max_length"),
         ):
-            path = self.path.parent / name
-            declared = Fields.read(path).get(key) if path.is_file() else None
-            if isinstance(declared, int | float) and declared > 0:
-                limits.append(int(declared))
+            if (folder / name).is_file():
+                limits.append(Fields.read(folder / name).integer(key, max_positions))
         return min(limits)
 
 

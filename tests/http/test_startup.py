@@ -138,3 +138,6 @@ def test_a_file_at_the_socket_s_path_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         listen_at(str(path))
     assert path.read_text() == "precious"
+    for taken in (path, tmp_path):
+        with pytest.raises(OSError, match="something else than a socket"):
+            listen_at(str(taken))

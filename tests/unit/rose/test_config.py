@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -234,6 +235,13 @@ def test_the_smallest_declared_length_holds(
     assert load_config(folder).max_model_len == expected
 
 
+@pytest.mark.parametrize("length", ["many", 0, -1, 2.5, math.nan])
+def test_a_declared_length_that_is_none_is_refused(tmp_path: Path, length: object) -> None:
+    folder = _folder(tmp_path, BERT)
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": length}))
+    assert "sentence_bert_config.json: max_seq_length is " in _refusal(folder)
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -247,6 +255,8 @@ def test_the_smallest_declared_length_holds(
         ({"num_hidden_layers": 2.5}, "num_hidden_layers"),
         ({"num_attention_heads": 0}, "num_attention_heads"),
         ({"num_attention_heads": 7}, "7 heads"),
+        ({"vocab_size": math.inf}, "vocab_size is inf"),
+        ({"vocab_size": 10**400}, "vocab_size has too many digits"),
     ],
 )
 def test_bert_fields_that_are_not_supported(tmp_path: Path, changes: dict[str, object], named: str) -> None:

@@ -142,8 +142,17 @@ class _Exploit:
 def test_a_pickle_cannot_run_code(tmp_path: Path) -> None:
     victim = tmp_path / "owned"
     torch.save({"plain.weight": torch.zeros(6), "payload": _Exploit(victim)}, tmp_path / "pytorch_model.bin")
-    assert "pytorch_model.bin" in _refusal(lambda: open_weights(tmp_path))
+    refusal = _refusal(lambda: open_weights(tmp_path))
+    assert refusal.endswith(
+        "pytorch_model.bin cannot be read: it holds more than tensors, and nothing else is run"
+    )
     assert not victim.exists()
+
+
+def test_a_pointer_in_place_of_a_large_file_is_told(tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 90868376\n"
+    (tmp_path / "model.safetensors").write_text(pointer)
+    assert "git lfs pull" in _refusal(lambda: open_weights(tmp_path))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
