@@ -52,8 +52,11 @@ install: $(VENV)/.installed
 serve: $(VENV)/.installed
 	$(BIN)/python server.py --model $(MODEL) --port $(PORT) $(ARGS)
 
-# One after another: the tests measure times, and anything beside them on two cores would spoil those.
-test: lint contracts types unit
+# What reads the source runs side by side, the tests alone: they measure times, and anything beside them on two
+# cores would spoil those.
+test: $(VENV)/.installed-test
+	@$(MAKE) --no-print-directory --jobs=2 types lint contracts
+	@$(MAKE) --no-print-directory unit
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
