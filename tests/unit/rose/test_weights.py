@@ -149,9 +149,10 @@ def test_a_pickle_cannot_run_code(tmp_path: Path) -> None:
     assert not victim.exists()
 
 
-def test_a_pointer_in_place_of_a_large_file_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_a_pointer_in_place_of_a_large_file_is_told(tmp_path: Path, name: str) -> None:
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 90868376\n"
-    (tmp_path / "model.safetensors").write_text(pointer)
+    (tmp_path / name).write_text(pointer)
     assert "git lfs pull" in _refusal(lambda: open_weights(tmp_path))
 
 
