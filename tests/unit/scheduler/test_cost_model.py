@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 
@@ -47,6 +48,18 @@ def test_predicts_what_it_saw_and_interpolates_between() -> None:
     assert cost.predict(1536, 12) == pytest.approx(step_ms(1536), rel=0.02)
     assert cost.predict(8192, 64) == pytest.approx(2 * step_ms(4096), rel=0.02)
     assert cost.tokens_per_s > 0
+
+
+def test_small_gains_that_go_on_add_up() -> None:
+    def slowly_better(tokens: int) -> float:
+        halves = 2 * math.log2(min(tokens, 4096) / 512)
+        return tokens / (400 * 1.04**halves)
+
+    cost = model(floor=512)
+    for tokens in (512, 768, 1152):  # as chance has them: none is 5 % better than the one before
+        teach(cost, tokens, slowly_better(tokens))
+    budget = saturate(cost, slowly_better, 200)
+    assert budget / slowly_better(budget) >= 0.95 * 4096 / slowly_better(4096)
 
 
 def test_long_sequences_have_times_of_their_own() -> None:
