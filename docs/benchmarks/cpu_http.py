@@ -6,7 +6,8 @@ Both are processes of their own with two threads, pinned to the same cores, on t
 texts; they take turns, one idle while the other is timed; a pair gives a ratio. Ours is a whole exchange:
 request, tokeniser, forward, answer, read by one client that sends one request after another (msgpack, one
 connection) and shares the cores. Theirs is `encode` called in its own process: tokeniser, forward, normalise.
-OpenMP's idle threads sleep on both sides, which is our default and not theirs; OMP_WAIT_POLICY=ACTIVE has both spin.
+OpenMP's idle threads sleep on both sides, which is our default and not theirs; OMP_WAIT_POLICY=ACTIVE has
+both spin.
 Writes cpu_http.json.
 """
 

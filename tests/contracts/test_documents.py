@@ -48,6 +48,24 @@ def test_the_targets_in_the_readme_exist(repo_root: Path, readme: str) -> None:
     assert targets <= rules
 
 
+def test_figures_in_the_documents_are_the_defaults(repo_root: Path) -> None:
+    options = server.parse_options([]).gateway
+    life = (repo_root / "docs" / "architecture.md").read_text()
+    assert f"up to {options.inline_text_chars} characters on the loop" in life
+    api = (repo_root / "docs" / "api.md").read_text()
+    limits = api.partition("## Limits")[2].partition("## ")[0]
+    rows = [line.split("|")[2] for line in limits.splitlines() if line.startswith("| ")]
+    figures = [int(re.sub(r"\D", "", row.split(",")[0])) for row in rows if re.search(r"\d", row)]
+    assert figures == [
+        options.max_items,
+        options.max_request_tokens,
+        options.max_body_bytes // 2**20,
+        options.body_timeout_s,
+        options.max_outstanding_requests,
+        options.request_timeout_s,
+    ]
+
+
 def test_files_that_the_documents_name_exist(repo_root: Path) -> None:
     text = (repo_root / "docs" / "architecture.md").read_text()
     named = set(re.findall(r"`((?:rose|gateway|scheduler|cuda_utils)/[\w./]+)`", text))
