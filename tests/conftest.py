@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,16 @@ if not Path("/dev/nvidiactl").exists():
 collect_ignore = ["clients"]
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_finish() -> None:
+    """One thread a product in this process: models here are tiny.
+
+    Two threads wait for each other in a spin: where something else runs too, the suite took 300 s of CPU time
+    in place of 130. Servers that tests start have as many as ever.
+    """
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
