@@ -92,7 +92,7 @@ test-clients: $(VENV)/.installed $(VENV)/.installed-clients
 	$(CLIENT_TESTS) $(GENERATED)/bin/python $(CLIENT_PYTEST) tests/clients/test_generated.py
 
 test-long: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest -m 'long and not gpu'
 
 # Attention kernels for this machine's GPU, into .aot/ and the user's cache; takes minutes, needs the `aot` extra.
 aot: $(VENV)/.installed
