@@ -46,3 +46,18 @@ async def turns(count: int = 5) -> None:
     """Let everything that is ready run."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+async def outcomes(*calls: asyncio.Task[object]) -> list[object]:
+    """The type of each call's error, or "result"."""
+    ended = await asyncio.gather(*calls, return_exceptions=True)
+    return [type(outcome) if isinstance(outcome, BaseException) else "result" for outcome in ended]
+
+
+def call(batcher: Batcher, *lengths: int, first: int = 0) -> asyncio.Task[object]:
+    job = [sequence(length, first=first) for length in lengths]
+
+    async def checked() -> None:
+        assert_answers(await batcher.run(job), job)
+
+    return asyncio.create_task(checked())
