@@ -18,8 +18,8 @@ _SAMPLES = 16  # a cell forgets what is older, so it follows clocks, heat and ne
 _TRUSTED = 4  # samples before a cell has a say in the budget: the first may be warm-up and capture
 _PROBE_EVERY, _PROBES = 512, 4  # so many steps in so many try twice the budget: a poor first impression heals
 # A rate counts as good enough when batches of this many times the tokens were no better. Half an octave
-# can gain less than the tolerance and the next half again: on an H200 the budget once stayed at 870
-# tokens, and requests of 5 x 512 tokens took three steps and 5.8 ms.
+# can gain less than the tolerance and the next half again: on an H200 steps stayed at 870 tokens while
+# requests of 5 x 512 tokens waited, which took 5.8 ms.
 _REACH = 2
 _NOTICEABLE = 0.02  # a smaller change of a cell's time is noise, and not worth new curves
 _RATE_WEIGHT = 0.05  # of a new step in the drain rate: about the last 20 steps
