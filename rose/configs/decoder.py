@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rose.configs.fields import Fields
 from rose.configs.model import Architecture, Head, ModelConfig
+from rose.configs.rope import read_rope
 
 
 def read_qwen3(fields: Fields, head: Head) -> ModelConfig:
@@ -37,8 +38,8 @@ def _read(architecture: Architecture, fields: Fields, head: Head, head_dim: int)
         raise fields.refuse(f"pooling {head.pooling} is not supported for this architecture")
     fields.require("hidden_act", "silu")
     num_heads = fields.integer("num_attention_heads")
-    max_positions = fields.integer("max_position_embeddings")
-    longest = max_positions
+    rope = read_rope(fields, fields.integer("max_position_embeddings"))
+    longest = rope.max_positions
     if architecture == "llama" and fields.get("sliding_window") is not None:
         longest = min(longest, fields.integer("sliding_window"))  # up to there Mistral's window hides nothing
     return ModelConfig(
@@ -51,12 +52,13 @@ def _read(architecture: Architecture, fields: Fields, head: Head, head_dim: int)
         head_dim=head_dim,
         intermediate_size=fields.integer("intermediate_size"),
         vocab_size=fields.integer("vocab_size"),
-        max_positions=max_positions,
+        max_positions=rope.max_positions,
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         hidden_act="silu",
         max_model_len=fields.max_model_len(longest),
         causal=_causal(fields),
-        rope_theta=fields.rope_theta(),
+        rope_theta=rope.theta,
+        rope_scaling=rope.scaling,
         attention_bias=architecture == "qwen2",
         tie_embeddings=bool(fields.get("tie_word_embeddings", False)),
     )

@@ -70,21 +70,34 @@ class Fields:
             raise self.refuse(f"hidden_size {hidden_size} is no multiple of {num_heads} heads")
         return hidden_size // num_heads
 
-    def rope_theta(self, default: float = 10000.0) -> float:
-        """From rope_parameters (transformers 5) or rope_theta; scaled variants (YaRN, linear) are refused."""
-        parameters = self.get("rope_parameters") or self.get("rope_scaling") or {}
-        return self.rope_entry(parameters, "rope_theta", default)
+    def rope_parameters(self) -> Fields:
+        """What is under rope_parameters (transformers 5) or rope_scaling; an empty object if neither is."""
+        found = [value for key in ("rope_parameters", "rope_scaling") if (value := self.get(key))]
+        if len(found) == 2 and found[0] != found[1]:
+            # transformers takes rope_scaling and forgets the rope_theta of the other.
+            raise self.refuse("rope_parameters and rope_scaling differ; rope_parameters alone is enough")
+        return self.inside(found[0] if found else {}, "rope_parameters")
 
-    def rope_entry(self, parameters: object, key: str, default: float) -> float:
+    def inside(self, value: object, name: str) -> Fields:
+        """`value`, which stands in this file, as Fields."""
+        if not isinstance(value, dict):
+            raise self.refuse(f"{name} is not an object")
+        return Fields(self.path, value)
+
+    def rope_type(self) -> str:
+        """Of such parameters, in both spellings. All of a head must turn."""
+        self.require("partial_rotary_factor", 1.0)
+        return str(self.get("rope_type", self.get("type", "default")))
+
+    def rope_theta(self, default: float = 10000.0) -> float:
+        """The base, from either spelling; scaled variants (YaRN, linear) are refused."""
+        return self.rope_entry(self.rope_parameters(), "rope_theta", default)
+
+    def rope_entry(self, parameters: Fields, key: str, default: float) -> float:
         """The base that `parameters` name, else the one at `key` of this file, else `default`."""
-        if not isinstance(parameters, dict):
-            raise self.refuse("rope_parameters is not an object")
-        kind = parameters.get("rope_type", parameters.get("type", "default"))
-        if kind != "default":
-            raise self.refuse(f"rope_type {kind!r} is not supported; only 'default' is")
-        if "rope_theta" in parameters:
-            return Fields(self.path, parameters).number("rope_theta")
-        return self.number(key, default)
+        if (kind := parameters.rope_type()) != "default":
+            raise self.refuse(f"rope_type {kind!r} is not supported for this architecture; 'default' is")
+        return parameters.number("rope_theta", self.number(key, default))
 
     def max_model_len(self, max_positions: int) -> int:
         """The least of `max_positions` and what sentence_bert_config.json and the tokenizer declare."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rose.configs.rope import RopeScaling
+
 Architecture = Literal["bert", "nomic_bert", "modernbert", "qwen3", "qwen2", "llama", "gemma3"]
 Pooling = Literal["mean", "cls", "last", "max", "weightedmean", "splade"]
 Task = Literal["embed", "score", "sparse"]
@@ -68,6 +70,7 @@ class ModelConfig:
     causal: whether a token sees only itself and earlier ones.
     windows: of each layer: how many places away the farthest token is that one sees; None: any number.
         Empty: every layer sees all.
+    rope_scaling: what changes the frequencies that rope_theta gives; None: nothing.
     local_rope_theta: rope_theta of the layers that have a window.
     norm_offset: what norms add to their weight before it is a factor (Gemma: 1).
     attention_scale: factor on q·k; None: head_dim ** -0.5.
@@ -100,6 +103,7 @@ class ModelConfig:
     quantizer: Literal["tanh_int8"] | None = None
     causal: bool = False
     rope_theta: float = 0.0
+    rope_scaling: RopeScaling | None = None
     type_vocab_size: int = 0
     position_offset: int = 0
     tie_embeddings: bool = False

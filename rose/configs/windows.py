@@ -20,13 +20,11 @@ def local_layers(fields: Fields, default: Sequence[bool]) -> list[bool]:
 
 def rope_thetas(fields: Fields, full: tuple[str, float], sliding: tuple[str, float]) -> tuple[float, float]:
     """Bases of the layers without and with a window. full, sliding: the old key and its default."""
-    parameters = fields.get("rope_parameters") or {}
-    if not isinstance(parameters, dict):
-        raise fields.refuse("rope_parameters is not an object")
     if fields.get("rope_scaling") is not None:
         raise fields.refuse(f"rope_scaling {fields.get('rope_scaling')!r} is not supported")
+    parameters = fields.rope_parameters()
     thetas = [
-        fields.rope_entry(parameters.get(kind) or {}, *old)
+        fields.rope_entry(parameters.inside(parameters.get(kind) or {}, f"rope_parameters.{kind}"), *old)
         for kind, old in (("full_attention", full), ("sliding_attention", sliding))
     ]
     return thetas[0], thetas[1]

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from rose.configs.rope import YarnScaling
 from rose.kernels import dispatch
+from rose.kernels.frequencies import frequencies
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from rose.configs.rope import RopeScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +40,26 @@ class QkRope:
         return self.num_heads + self.num_kv_heads
 
 
-def rope_table(head_dim: int, theta: float, num_positions: int, device: torch.device | str) -> Tensor:
+def rope_table(
+    head_dim: int,
+    theta: float,
+    num_positions: int,
+    device: torch.device | str,
+    scaling: RopeScaling | None = None,
+) -> Tensor:
     """f32[P, D]: cos of the D/2 angles of each position, then their sin. Angles are computed in f64.
 
+    Both carry YaRN's attention factor, so that whatever rotates by this table honours it.
     fp32 rather than bf16: bf16 would cost as much accuracy as rounding q and k once more, and the table is
     read from L2 (512 bytes a token beside 12 KB of q and k).
     Source: Su et al., arXiv 2104.09864; rotate-half as in GPT-NeoX.
     """
-    inverse = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    inverse = frequencies(head_dim, theta, scaling)
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float64), inverse)
-    return torch.cat([angles.cos(), angles.sin()], dim=1).float().to(device)
+    table = torch.cat([angles.cos(), angles.sin()], dim=1)
+    if isinstance(scaling, YarnScaling):
+        table *= scaling.attention_factor
+    return table.float().to(device)
 
 
 def qk_norm_rope(source: Tensor, positions: Tensor, rope: QkRope, qkv: Tensor) -> None:

@@ -143,7 +143,10 @@ def rope_columns(rope: QkRope, dtype: torch.dtype) -> RopeColumns:
 
 
 def angle_table(rope: QkRope) -> Tensor:
-    """fp16[P, D]: cos and sin of each pair in turns; off by 2⁻¹² at most, an eighth of what bf16 is."""
+    """fp16[P, D]: cos and sin of each pair in turns; off by 2⁻¹² at most, an eighth of what bf16 is.
+
+    Twice that where YaRN's attention factor takes them past 1.
+    """
     cos, sin = rope.cos_sin.chunk(2, dim=1)
     return torch.stack([cos, sin], dim=2).flatten(1).half()
 

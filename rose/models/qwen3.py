@@ -45,7 +45,9 @@ class Qwen3Model:
         self.config = config
         self.attention_spec = attention_spec(config, dtype, device)
         read = DecoderReader(config, weights, dtype, device)
-        cos_sin = rope_table(config.head_dim, config.rope_theta, config.max_positions, device)
+        cos_sin = rope_table(
+            config.head_dim, config.rope_theta, config.max_positions, device, config.rope_scaling
+        )
         self._table = read.tensor("embed_tokens.weight", config.vocab_size, config.hidden_size)
         self._layers = [read.layer(index, cos_sin) for index in range(config.num_layers)]
         self._fused = FusedDecoder.of(self._layers, max_tokens, fused_gemm)

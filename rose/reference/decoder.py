@@ -31,7 +31,7 @@ def decoder(config: ModelConfig, read: Reader, ids: Tensor, types: Tensor) -> Te
         if config.architecture == "qwen3":
             q = rms_norm(q, read(f"{attention}.q_norm.weight", config.head_dim), eps)
             k = rms_norm(k, read(f"{attention}.k_norm.weight", config.head_dim), eps)
-        q, k = rotate(q, config.rope_theta), rotate(k, config.rope_theta)
+        q, k = (rotate(y, config.rope_theta, config.rope_scaling) for y in (q, k))
         hidden = hidden + read.dense(attend(q, k, v, Mask(config.causal)), f"{attention}.o_proj", size)
         x = rms_norm(hidden, read(f"{layer}.post_attention_layernorm.weight", size), eps)
         gate = read.dense(x, f"{layer}.mlp.gate_proj", config.intermediate_size)

@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rose.configs.rope import YarnScaling
+from rose.reference.frequencies import scaled_frequencies
+
 if TYPE_CHECKING:
+    from rose.configs.rope import RopeScaling
     from rose.weights import WeightSource
 
 
@@ -91,13 +95,20 @@ def gelu(x: Tensor) -> Tensor:
     return 0.5 * x * (1.0 + torch.erf(x / math.sqrt(2.0)))
 
 
-def rotate(x: Tensor, theta: float) -> Tensor:
-    """RoPE on f32[n, heads, D]: element i turns with element i + D/2. Source: Su et al., arXiv 2104.09864."""
+def rotate(x: Tensor, theta: float, scaling: RopeScaling | None = None) -> Tensor:
+    """RoPE on f32[n, heads, D]: element i turns with element i + D/2. Source: Su et al., arXiv 2104.09864.
+
+    YaRN's attention factor lengthens what has been turned.
+    """
     n, _, head_dim = x.shape
     half = head_dim // 2
     frequency = theta ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
+    if scaling is not None:
+        scaled = scaled_frequencies(head_dim, theta, scaling)
+        frequency = torch.tensor(scaled, device=x.device, dtype=torch.float64)
     angle = (torch.arange(n, device=x.device)[:, None] * frequency).float()[:, None]
     first, second = x[..., :half], x[..., half:]
-    return torch.cat(
+    turned = torch.cat(
         (first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()), dim=-1
     )
+    return turned * scaling.attention_factor if isinstance(scaling, YarnScaling) else turned

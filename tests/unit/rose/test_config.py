@@ -269,8 +269,8 @@ def test_bert_fields_that_are_not_supported(tmp_path: Path, changes: dict[str, o
         ({"attention_bias": True}, "attention_bias"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2}}, "linear"),
+        ({"rope_parameters": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "su", "factor": 2}}, "su"),
         ({"rope_parameters": 3}, "rope_parameters"),
     ],
 )
