@@ -89,27 +89,33 @@ def ratios(left: list[StreamSummary], right: list[StreamSummary]) -> Iterator[Ra
     """Of p50, p99 and embeddings a second, right to left; None where a side has nothing."""
     pairs = list(zip(left, right, strict=False))
     for read_value in (_p50, _p99, _rate):
-        values = [read_value(r) / read_value(s) for s, r in pairs if read_value(s) > 0]
+        both = [(read_value(s), read_value(r)) for s, r in pairs]
+        values = [r / s for s, r in both if s and r is not None]
         yield Ratio(median(values), min(values), max(values)) if values else None
 
 
-def _p50(stream: StreamSummary) -> float:
-    return stream.response.quantiles["p50"]
+def _p50(stream: StreamSummary) -> float | None:
+    return stream.response.told().get("p50")
 
 
-def _p99(stream: StreamSummary) -> float:
-    return stream.response.quantiles["p99"]
+def _p99(stream: StreamSummary) -> float | None:
+    return stream.response.told().get("p99")
 
 
-def _rate(stream: StreamSummary) -> float:
+def _rate(stream: StreamSummary) -> float | None:
     return stream.embeddings_per_s
 
 
 def _numbers(rounds: list[StreamSummary]) -> str:
     if not rounds:
         return "–"
-    p50, p99, rate = (median(map(value, rounds)) for value in (_p50, _p99, _rate))
-    return f"{p50:.2f} / {p99:.2f}, {rate:.1f}"
+    told = ([v for r in rounds if (v := value(r)) is not None] for value in (_p50, _p99, _rate))
+    p50, p99, rate = (median(values) if values else None for values in told)
+    return f"{_shown(p50, 2)} / {_shown(p99, 2)}, {_shown(rate, 1)}"
+
+
+def _shown(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def _name(key: Key) -> str:

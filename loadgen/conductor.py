@@ -21,7 +21,7 @@ SETTLED = 0.05
 SETTLED_COUNT = 1.5
 MIN_SETTLED_COUNT = 4
 
-Progress = Callable[[float], None]
+Report = Callable[[float], None]
 
 
 class ClientLostError(LoadgenError):
@@ -71,7 +71,7 @@ class Setting:
 
 
 def run_case(
-    clients: Clients, case: Case, target: Target, setting: Setting, progress: Progress
+    clients: Clients, case: Case, target: Target, setting: Setting, progress: Report
 ) -> tuple[StreamRun, ...]:
     """Run `case`; `progress` gets the fraction that is done.
 
@@ -87,7 +87,7 @@ def run_case(
 
 
 def _run(
-    clients: Clients, case: Case, target: Target, setting: Setting, progress: Progress
+    clients: Clients, case: Case, target: Target, setting: Setting, progress: Report
 ) -> tuple[StreamRun, ...]:
     running = _start(clients, case, target, setting)
     go_s = soon_s()
@@ -159,13 +159,15 @@ def _receive(running: list[_Running], timeout_s: float) -> None:
             client.recording = message
 
 
-def _warm_up(running: list[_Running], go_s: float, limits: Limits, progress: Progress) -> tuple[float, bool]:
+def _warm_up(running: list[_Running], go_s: float, limits: Limits, progress: Report) -> tuple[float, bool]:
     """Wait until warm. Returns when that was, and whether the rate had settled."""
+    # Before each connection has been answered once, answers are those of a queue that is still filling.
+    at_least = max(limits.warmup_requests, sum(client.stream.in_flight for client in running))
     while True:
         _receive(running, 0.1)
         elapsed_s = perf_counter() - go_s
         done = sum(client.done for client in running)
-        warm = done >= limits.warmup_requests and elapsed_s >= limits.warmup_s
+        warm = done >= at_least and elapsed_s >= limits.warmup_s
         settled = warm and _settled(running, go_s)
         if settled or elapsed_s >= limits.max_warmup_s or _all_ended(running):
             return perf_counter(), settled
@@ -188,7 +190,7 @@ def _done_by(running: list[_Running], at_s: float) -> int:
     return sum(max((b.done for b in client.beats if b.at_s <= at_s), default=0) for client in running)
 
 
-def _measure(running: list[_Running], start_s: float, limits: Limits, progress: Progress) -> float:
+def _measure(running: list[_Running], start_s: float, limits: Limits, progress: Report) -> float:
     """Wait until measured. Returns when that was."""
     before = sum(client.done for client in running)
     while True:
@@ -202,7 +204,7 @@ def _measure(running: list[_Running], start_s: float, limits: Limits, progress: 
         progress(fraction)
 
 
-def _follow_schedule(running: list[_Running], end_s: float, limits: Limits, progress: Progress) -> None:
+def _follow_schedule(running: list[_Running], end_s: float, limits: Limits, progress: Report) -> None:
     """Wait until the open loops have sent everything and been answered, or have been given up."""
     given_up_s = end_s + limits.timeout_s + GRACE_S
     while any(client.recording is None for client in running if client.stream.is_open):

@@ -116,9 +116,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the report: streams that run side by side."""
+    """One line of the report: streams that run side by side.
+
+    alone: measure first what the client reaches by itself at this load; for more than any server may do.
+    """
 
     suite: str
     name: str
     streams: tuple[Stream, ...]
     limits: Limits
+    alone: bool = False

@@ -35,9 +35,10 @@ class CaseResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Results(msgspec.Struct):
-    """A whole run. inputs: what was sent. left_out: cases that the model is too short for.
+    """A whole run. inputs: what was sent. left_out: cases that were not run, and why.
 
-    overhead: of 1×512 against the echo server, so of the client itself. Servers' own pages are in `servers`.
+    overhead: of 1×512 against the echo server, so of the client itself. alone: embeddings a second of client
+    and echo server, by suite and case. resumed: when it was gone on with. servers: their own pages.
     """
 
     started: str
@@ -48,6 +49,8 @@ class Results(msgspec.Struct):
     inputs: str
     left_out: list[str]
     overhead: Latency | None = None
+    alone: dict[str, float] = {}
+    resumed: list[str] = []
     cases: list[CaseResult] = []
     version: int = VERSION
 

@@ -1,35 +1,25 @@
-"""A whole run: every case, on every target, in turns; then the report."""
+"""A whole run: what the servers are, every turn, and a report that is on disk after each of them."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
 
-import msgspec
-
-from loadgen import echo
-from loadgen.check import KEEP, Checker
-from loadgen.conductor import Setting, run_case
-from loadgen.plan import Case, Limits, LoadgenError, Shape, Source, Stream, Target
+from loadgen import compare
+from loadgen.client_alone import ceilings, overhead
+from loadgen.plan import Case, LoadgenError, Source, Target
 from loadgen.processes import Clients
-from loadgen.progress import Bar
+from loadgen.progress import Bar, Lines, Progress
 from loadgen.reference import Reference
-from loadgen.report.files import write
+from loadgen.report.files import draw, save, write
 from loadgen.report.table import markdown
-from loadgen.results import CaseResult, Results, machine, now
-from loadgen.server_info import ServerInfo, ask, counters
-from loadgen.suites import saturation
-from loadgen.summary import Latency, summarise
+from loadgen.results import Results, machine, now
+from loadgen.served_model import ServedModel, ask
+from loadgen.turns import Runner, Turn, turns
 
 DEFAULT_VOCAB_SIZE = 30_000
-OVERHEAD = Case(
-    "overhead",
-    "1×512",
-    (Stream(Shape(1, 512, 512)),),
-    Limits(warmup_requests=200, warmup_s=0.3, max_warmup_s=1.0, requests=1000, min_s=0.5, max_s=2.0),
-)
 
 
 @dataclass(frozen=True)
@@ -37,7 +27,8 @@ class Plan:
     """Everything the command line asks for.
 
     rounds: how often each case runs on each target. max_rate: requests a second that are 100 % of an open
-    loop; None: measured on the first target. report: folder for the report's files.
+    loop; None: measured on the first target. report: folder for the report's files. resume: keep what
+    `report` or `json` holds already. budget_s: start nothing that could end later. lines: a line a case.
     """
 
     targets: tuple[Target, ...]
@@ -49,105 +40,95 @@ class Plan:
     reference: Reference | None = None
     json: Path | None = None
     report: Path | None = None
+    resume: bool = False
+    budget_s: float | None = None
+    lines: bool = False
 
 
 def run(plan: Plan) -> int:
-    """Do it; the table goes to stdout. Returns the exit status: 1 when a case failed or is invalid."""
+    """Do it; the table goes to stdout. Returns the exit status: 1 when a case failed or is invalid.
+
+    Raises:
+        LoadgenError: nothing can be run.
+    """
+    deadline_s = perf_counter() + plan.budget_s if plan.budget_s is not None else None
     asked = [ask(target) for target in plan.targets]
-    infos = [info for _, info in asked]
+    models = [model for _, model in asked]
     plan = replace(
-        plan, targets=tuple(target for target, _ in asked), source=_with_vocabulary(plan.source, infos)
+        plan, targets=tuple(target for target, _ in asked), source=_with_vocabulary(plan.source, models)
     )
-    cases, left_out = _that_fit(plan.cases, infos)
-    results = _empty(plan, infos, left_out)
-    with Clients() as clients:
-        if plan.overhead:
-            results.overhead = _overhead(clients, plan)
-        with Bar(len(cases) * len(plan.targets) * plan.rounds) as bar:
-            results.cases = list(_Runner(clients, plan, bar).results(cases))
+    cases, left_out = _that_fit(plan.cases, models)
+    results = _begin(plan, models, left_out)
+    _run(plan, turns(cases, plan.targets, plan.rounds, plan.max_rate), results, deadline_s)
     sys.stdout.write(markdown(results))
-    if plan.json is not None:
-        plan.json.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))
     if plan.report is not None:
-        written = write(results, plan.report)
+        written = [*write(results, plan.report), *draw(results, plan.report)]
         sys.stdout.write(f"\nReport: {len(written)} files in {plan.report}.\n")
         if not any(path.suffix == ".png" for path in written):
             sys.stdout.write("No PNG: that needs matplotlib, pip install 'bouquet[report]'.\n")
     return 0 if all(case.valid for case in results.cases) else 1
 
 
-class _Runner:
-    """Runs cases and remembers what an open loop's 100 % is."""
-
-    def __init__(self, clients: Clients, plan: Plan, bar: Bar) -> None:
-        self._clients = clients
-        self._plan = plan
-        self._bar = bar
-        self._setting = Setting(plan.source, KEEP if plan.reference else 0)
-        self._checker = Checker(plan.reference, plan.source) if plan.reference else None
-        self._max_rates: dict[Shape, float] = {}
-
-    def results(self, cases: list[Case]) -> Iterator[CaseResult]:
-        """A B A B: a slow drift of the machine meets all targets alike."""
-        for case in cases:
-            resolved = case
-            if any(stream.load is not None for stream in case.streams):
-                result = self._saturate(case)
-                if result is not None:
-                    yield result
-                resolved = self._at_rate(case)
-            for number in range(self._plan.rounds):
-                for target in self._plan.targets:
-                    self._bar.begin(f"{case.suite} {case.name} {target.name}")
-                    yield self._one(resolved, number, target)
-
-    def _saturate(self, case: Case) -> CaseResult | None:
-        """Measure the maximum, unless it is known."""
-        shape = case.streams[0].shape
-        if self._plan.max_rate is not None:
-            self._max_rates.setdefault(shape, self._plan.max_rate)
-        if shape in self._max_rates:
-            return None
-        result = self._one(saturation(case), 0, self._plan.targets[0])
-        self._max_rates[shape] = result.streams[0].requests_per_s if result.streams else 0.0
-        return result
-
-    def _at_rate(self, case: Case) -> Case:
-        streams = (replace(s, rate=(s.load or 0.0) * self._max_rates[s.shape]) for s in case.streams)
-        return replace(case, streams=tuple(streams))
-
-    def _one(self, case: Case, number: int, target: Target) -> CaseResult:
-        if any(stream.is_open and stream.trace is None and stream.rate <= 0 for stream in case.streams):
-            return CaseResult(case.suite, case.name, number, target.name, failed="the maximum is not known")
-        try:
-            before = counters(target)
-            runs = run_case(self._clients, case, target, self._setting, self._bar.at)
-            after = counters(target)
-        except LoadgenError as error:
-            return CaseResult(case.suite, case.name, number, target.name, failed=str(error))
-        steps = after.get("steps", 0) - before.get("steps", 0)
-        return CaseResult(
-            suite=case.suite,
-            name=case.name,
-            number=number,
-            target=target.name,
-            streams=[summarise(stream) for stream in runs],
-            tokens_per_step=(after["tokens"] - before["tokens"]) / steps if steps else None,
-            check=self._checker.check(runs, target.api) if self._checker else None,
-        )
+def _run(plan: Plan, todo: list[Turn], results: Results, deadline_s: float | None) -> None:
+    """Measure what `results` lacks, and save after each turn: a killed run leaves what it measured."""
+    progress: Progress = Lines(len(todo)) if plan.lines else Bar(len(todo))
+    with Clients() as clients, progress:
+        runner = Runner(clients, plan.source, plan.reference, progress)
+        runner.keep(results.cases)
+        if plan.overhead:
+            missing = [turn.case for turn in todo if not runner.has(turn)]
+            results.overhead = results.overhead or overhead(clients, plan.targets[0], plan.source)
+            results.alone.update(ceilings(clients, missing, plan.targets[0], plan.source))
+        for turn in todo:
+            if (
+                deadline_s is not None
+                and not runner.has(turn)
+                and perf_counter() + turn.longest_s > deadline_s
+            ):
+                results.left_out.append(f"{turn.name}: no time left")
+                continue
+            result = runner.take(turn)
+            results.cases = [found for each in todo if (found := runner.found(each)) is not None]
+            _save(plan, results)
+            progress.end(turn.name, result)
+        _save(plan, results)
 
 
-def _overhead(clients: Clients, plan: Plan) -> Latency | None:
-    """What the client costs by itself, in the first target's wire format."""
-    with echo.running() as port:
-        target = Target("echo", "127.0.0.1", port, plan.targets[0].api, "echo")
-        (measured,) = run_case(
-            clients, OVERHEAD, target, Setting(Source(plan.source.vocab_size)), lambda _: None
-        )
-    return summarise(measured).service
+def _save(plan: Plan, results: Results) -> None:
+    if plan.json is not None:
+        save(results, plan.json)
+    if plan.report is not None:
+        write(results, plan.report)
 
 
-def _empty(plan: Plan, infos: list[ServerInfo], left_out: list[str]) -> Results:
+def _begin(plan: Plan, models: list[ServedModel], left_out: list[str]) -> Results:
+    """Results without cases, or with those that are kept.
+
+    Raises:
+        LoadgenError: what is to be resumed was another run.
+    """
+    fresh = _empty(plan, models, left_out)
+    path = plan.report / "report.json" if plan.report is not None else plan.json
+    if not plan.resume or path is None or not path.exists():
+        return fresh
+    before = compare.read(path)
+    for what, then, today in (
+        ("sent", before.inputs, fresh.inputs),
+        ("measured", [_served(t) for t in before.targets], [_served(t) for t in fresh.targets]),
+    ):
+        if then != today:
+            raise LoadgenError(f"--resume: {path} {what} {then}, this run {today}")
+    fresh.started, fresh.resumed = before.started, [*before.resumed, fresh.started]
+    fresh.overhead, fresh.alone = before.overhead, before.alone
+    fresh.cases = [case for case in before.cases if case.valid]
+    return fresh
+
+
+def _served(target: dict[str, object]) -> str:
+    return f"{target['name']} {target['model']} {target['api']}"
+
+
+def _empty(plan: Plan, models: list[ServedModel], left_out: list[str]) -> Results:
     source = plan.source
     inputs = f"random ids below {source.vocab_size}"
     if source.is_text:
@@ -158,20 +139,20 @@ def _empty(plan: Plan, infos: list[ServerInfo], left_out: list[str]) -> Results:
         command=["python -m loadgen", *sys.argv[1:]],
         machine=machine(),
         targets=[{"name": t.name, "url": t.url, "api": t.api, "model": t.model} for t in plan.targets],
-        servers=[info.told for info in infos],
+        servers=[model.told for model in models],
         inputs=inputs,
         left_out=left_out,
     )
 
 
-def _with_vocabulary(source: Source, infos: list[ServerInfo]) -> Source:
-    told = [info.vocab_size for info in infos if info.vocab_size]
+def _with_vocabulary(source: Source, models: list[ServedModel]) -> Source:
+    told = [model.vocab_size for model in models if model.vocab_size]
     return replace(source, vocab_size=source.vocab_size or min(told, default=DEFAULT_VOCAB_SIZE))
 
 
-def _that_fit(cases: tuple[Case, ...], infos: list[ServerInfo]) -> tuple[list[Case], list[str]]:
+def _that_fit(cases: tuple[Case, ...], models: list[ServedModel]) -> tuple[list[Case], list[str]]:
     """The cases that every server's model takes, and a line about each of the others."""
-    limit = min((info.max_tokens for info in infos if info.max_tokens), default=sys.maxsize)
+    limit = min((model.max_tokens for model in models if model.max_tokens), default=sys.maxsize)
     fit, left_out = [], []
     for case in cases:
         longest = max(stream.shape.high for stream in case.streams)

@@ -1,4 +1,4 @@
-"""The suites: which cases each one runs. The first four are the article's."""
+"""The suites: which cases each one runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ SEQUENTIAL = Limits(requests=1000, min_s=3.0, max_s=30.0)
 SCORING = Limits(requests=500, min_s=3.0, max_s=30.0)
 THROUGHPUT = Limits(warmup_requests=16, requests=200, min_s=10.0, max_s=30.0)
 CONCURRENT = Limits(warmup_requests=200, requests=2000, min_s=5.0, max_s=30.0)
+# 1024 requests in flight ten times over; a server that takes seconds for a round is warm after one.
+SHORT = Limits(warmup_requests=1024, requests=10_240, min_s=3.0, max_s=30.0)
 # A schedule is measured for max_s; 10 s at 100 requests a second are enough for a p99.
 OPEN = Limits(warmup_s=2.0, max_warmup_s=5.0, max_s=10.0)
 MIXED = Limits(warmup_s=3.0, max_s=15.0)
@@ -41,6 +43,7 @@ class Custom:
     arrivals: Pacing | None = None
     duration_s: float | None = None
     warmup_s: float | None = None
+    max_warmup_s: float | None = None
     timeout_s: float | None = None
     trace: Path | None = None
     quick: bool = False
@@ -55,6 +58,9 @@ class Custom:
         if self.warmup_s is not None:
             longest_s = max(limits.max_warmup_s, self.warmup_s)
             limits = replace(limits, warmup_s=self.warmup_s, max_warmup_s=longest_s)
+        if self.max_warmup_s is not None:
+            shortest_s = min(limits.warmup_s, self.max_warmup_s)
+            limits = replace(limits, warmup_s=shortest_s, max_warmup_s=self.max_warmup_s)
         if self.timeout_s is not None:
             limits = replace(limits, timeout_s=self.timeout_s)
         return limits
@@ -92,6 +98,18 @@ def concurrency(custom: Custom) -> Iterator[Case]:
             shape = Shape(1, length, length)
             stream = Stream(shape, in_flight=level)
             yield Case("concurrency", f"{level} in flight × {length}", (stream,), custom.limits(CONCURRENT))
+
+
+def short(custom: Custom) -> Iterator[Case]:
+    """More short texts than a small model can do, over many connections; the client is measured first."""
+    processes = custom.processes or 4
+    level = (custom.in_flight or (2 if custom.quick else 256,))[0]
+    for length in custom.lengths or (50, 512):
+        for batch in custom.batches or (1, 16, 64):
+            shape = Shape(batch, length, length)
+            stream = Stream(shape, in_flight=level, processes=processes)
+            name = f"{shape}, {level * processes} in flight"
+            yield Case("short", name, (stream,), custom.limits(SHORT), alone=True)
 
 
 def open_loop(custom: Custom) -> Iterator[Case]:
@@ -165,6 +183,7 @@ SUITES: dict[str, Callable[[Custom], Iterator[Case]]] = {
     "concurrency": concurrency,
     "open": open_loop,
     "mixed": mixed,
+    "short": short,
     "custom": custom_loop,
     "trace": trace,
 }

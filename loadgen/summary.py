@@ -21,13 +21,17 @@ LATE_SENDS_MS = 1.0
 
 
 class Latency(msgspec.Struct, frozen=True):
-    """Milliseconds. thin: the quantiles with fewer than 10 / (1 - q) samples, to be read with care."""
+    """Milliseconds. thin: the quantiles with fewer than 10 / (1 - q) samples, which no report shows."""
 
     count: int
     mean: float
     quantiles: dict[str, float]
     max: float
     thin: list[str]
+
+    def told(self) -> dict[str, float]:
+        """The quantiles that its samples suffice for."""
+        return {name: ms for name, ms in self.quantiles.items() if name not in self.thin}
 
 
 class Distribution(msgspec.Struct, frozen=True):

@@ -39,7 +39,7 @@ class Chart:
 def charts(results: Results) -> list[Chart]:
     """The plots of a run; those for which it has no numbers are left out."""
     found = [
-        *(_latency_and_rate(results, suite) for suite in ("concurrency", "custom", "open")),
+        *(_latency_and_rate(results, suite) for suite in ("concurrency", "custom", "short", "open")),
         *(_percentiles(results, suite) for suite in dict.fromkeys(case.suite for case in results.cases)),
         _over_time(results),
         _tokens_per_step(results),
@@ -53,8 +53,11 @@ def _latency_and_rate(results: Results, suite: str) -> Chart:
     for case, stream in _streams(results, suite):
         target = f"{case.target} " if len(results.targets) > 1 else ""
         kind = f"{stream.pacing} " if suite == "open" else ""
+        told = stream.response.told()
         for quantile in ("p50", "p99"):
-            point = (stream.embeddings_per_s, stream.response.quantiles[quantile])
+            if quantile not in told:
+                continue
+            point = (stream.embeddings_per_s, told[quantile])
             lines.setdefault(f"{target}{kind}{quantile}", []).append(point)
     series = tuple(
         Series(name, tuple(points), _knee(points) if name.endswith("p50") else None)

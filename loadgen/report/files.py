@@ -15,24 +15,39 @@ from loadgen.report.table import label, markdown
 from loadgen.results import Results
 
 
+def save(results: Results, path: Path) -> None:
+    """Write the JSON in one piece: whoever reads or resumes finds the old file or the new one, never half.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    _replace(path, msgspec.json.format(msgspec.json.encode(results), indent=1))
+
+
 def write(results: Results, folder: Path) -> list[Path]:
-    """report.json, report.md, report.html, a .hgrm for each distribution, a .png for each plot.
+    """report.json, report.md, report.html and a .hgrm for each distribution.
 
     Raises:
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     texts = {"report.md": markdown(results), "report.html": page(results), **_hgrms(results)}
-    texts["report.json"] = msgspec.json.format(msgspec.json.encode(results), indent=1).decode()
-    paths = []
     for name, text in texts.items():
-        paths.append(folder / name)
-        paths[-1].write_text(text, "utf-8")
-    for chart in charts(results):
-        path = folder / f"{_slug(chart.title)}.png"
-        if png.write(chart, path):
-            paths.append(path)
-    return paths
+        _replace(folder / name, text.encode())
+    save(results, folder / "report.json")
+    return [folder / name for name in (*texts, "report.json")]
+
+
+def draw(results: Results, folder: Path) -> list[Path]:
+    """A .png for each plot, if matplotlib is there; takes a second, so once a run and not once a case."""
+    paths = [(chart, folder / f"{_slug(chart.title)}.png") for chart in charts(results)]
+    return [path for chart, path in paths if png.write(chart, path)]
+
+
+def _replace(path: Path, content: bytes) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(content)
+    part.replace(path)
 
 
 def _hgrms(results: Results) -> dict[str, str]:

@@ -10,7 +10,9 @@ from loadgen.recording import SERVER_PARTS
 from loadgen.results import CaseResult, Results
 from loadgen.summary import QUANTILES, Latency, StreamSummary
 
-COLUMNS = (*QUANTILES, "max ms", "emb/s", "tokens/s", "requests", "429", "errors", "client CPU")
+# Of what client and echo server do together; with a slower server the client has cores to itself.
+BUSY_SHARE = 0.5
+COLUMNS = (*QUANTILES, "max ms", "n", "emb/s", "tokens/s", "429", "errors", "client CPU")
 
 
 def markdown(results: Results) -> str:
@@ -59,11 +61,12 @@ def _rows(case: CaseResult, results: Results) -> Iterator[str]:
 
 
 def _cells(stream: StreamSummary, latency: Latency) -> list[str]:
-    quantiles = [("~" if name in latency.thin else "") + _ms(latency.quantiles[name]) for name in QUANTILES]
-    rates = [f"{stream.embeddings_per_s:.1f}", f"{stream.tokens_per_s:.0f}", str(latency.count)]
+    told = latency.told()
+    quantiles = [_ms(told[name]) if name in told else "–" for name in QUANTILES]
+    rates = [f"{stream.embeddings_per_s:.1f}", f"{stream.tokens_per_s:.0f}"]
     errors = ", ".join(f"{count} {kind}" for kind, count in stream.errors.items()) or "0"
     cpu = f"{max(stream.client_cpu, default=0.0):.0%}"
-    return [*quantiles, _ms(latency.max), *rates, str(stream.rejected), errors, cpu]
+    return [*quantiles, _ms(latency.max), str(latency.count), *rates, str(stream.rejected), errors, cpu]
 
 
 def _server_rows(results: Results) -> Iterator[str]:
@@ -81,7 +84,10 @@ def _ms(milliseconds: float) -> str:
 
 
 def _notes(results: Results) -> Iterator[str]:
-    yield f"Sent: {results.inputs}. ~: fewer than 10/(1−q) samples. Client CPU: of one core."
+    yield f"Sent: {results.inputs}. n: answers that the quantiles are of; –: a quantile q wants 10/(1−q)."
+    yield "Client CPU: of one core."
+    if results.resumed:
+        yield f"Begun {results.started}, gone on with {', '.join(results.resumed)}."
     if results.overhead is not None:
         p50, p99 = results.overhead.quantiles["p50"], results.overhead.quantiles["p99"]
         yield f"The client itself, 1×512 against an echo server: p50 {p50:.3f} ms, p99 {p99:.3f} ms."
@@ -89,10 +95,22 @@ def _notes(results: Results) -> Iterator[str]:
     for case in results.cases:
         if case.failed is not None:
             yield f"FAILED: {label(case, None, results)}: {case.failed}."
+        yield from _client_notes(case, results)
         if case.check is not None:
             yield f"Check of {label(case, None, results)}: {case.check}."
         for stream in case.streams:
             yield from _stream_notes(label(case, stream, results), stream)
+
+
+def _client_notes(case: CaseResult, results: Results) -> Iterator[str]:
+    """What the client reaches by itself at this load, and a warning when it may be what was measured."""
+    alone = results.alone.get(f"{case.suite} {case.name}")
+    if alone is None or not case.streams:
+        return
+    name, share = label(case, None, results), case.streams[0].embeddings_per_s / alone
+    yield f"{name}: client and an echo server alone reach {alone:.0f} emb/s; this is {share:.0%} of it."
+    if share > BUSY_SHARE:
+        yield f"WARNING: {name}: the client may be what is measured."
 
 
 def _stream_notes(name: str, stream: StreamSummary) -> Iterator[str]:

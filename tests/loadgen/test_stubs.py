@@ -148,7 +148,7 @@ def test_right_vectors_pass_and_wrong_ones_make_the_run_invalid(load: Load) -> N
 
 def test_two_servers_in_turns(load: Load) -> None:
     with Stub(Script(delay_s=0.01)) as a, Stub(Script(delay_s=0.03)) as b:
-        results = load("latency", "--url", a.url, "--url", b.url, "--rounds", "2", "--requests", "10")
+        results = load("latency", "--url", a.url, "--url", b.url, "--rounds", "2", "--requests", "25")
     assert [(case.target, case.number) for case in results.cases] == [("A", 0), ("B", 0), ("A", 1), ("B", 1)]
     left, right = (next(iter(column.rounds.values())) for column in compare.columns_of_targets(results))
     p50, _, rate = compare.ratios(left, right)

@@ -17,7 +17,7 @@ from loadgen.conductor import StreamRun, Warmup
 from loadgen.plan import LoadgenError, Pacing, Shape, Stream
 from loadgen.recording import Recorder
 from loadgen.report.charts import Chart, Series, charts
-from loadgen.report.files import write
+from loadgen.report.files import draw, write
 from loadgen.report.page import page
 from loadgen.report.svg import render
 from loadgen.report.table import markdown
@@ -67,12 +67,12 @@ LEVELS = results(*(case(f"{n} in flight × 512", stream(5.0 * n**0.5, n)) for n 
 
 def test_milliseconds_come_first_then_rates() -> None:
     head, rule, first, *_ = markdown(LEVELS).splitlines()
-    columns = "p50 | p90 | p99 | p99.9 | max ms | emb/s | tokens/s | requests | 429 | errors | client CPU"
+    columns = "p50 | p90 | p99 | p99.9 | max ms | n | emb/s | tokens/s | 429 | errors | client CPU"
     assert head == f"| case | {columns} |"
     assert rule.count("---") == head.count("|") - 1
     cells = [cell.strip() for cell in first.strip("|").split("|")]
     assert cells[:2] == ["concurrency 1 in flight × 512", "5.00"]
-    assert cells[4].startswith("~") and cells[6].startswith("100") and cells[8] == "1000"
+    assert cells[4] == "–" and cells[6] == "1000" and cells[7].startswith("100")
 
 
 def test_an_open_loop_has_both_times() -> None:
@@ -159,7 +159,9 @@ def test_the_page_needs_nothing_beside_itself() -> None:
 
 def test_every_file_is_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    names = {path.name for path in write(LEVELS, tmp_path / "new")}
+    folder = tmp_path / "new"
+    names = {path.name for path in [*write(LEVELS, folder), *draw(LEVELS, folder)]}
+    assert {path.name for path in folder.iterdir()} == names, "nothing half written is left"
     assert {"report.json", "report.md", "report.html", "tokens-per-batch.png"} <= names
     assert len([name for name in names if name.endswith(".hgrm")]) == 4
     assert len([name for name in names if name.endswith(".png")]) == 4
@@ -171,5 +173,5 @@ def test_without_matplotlib_only_the_pngs_are_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    names = {path.suffix for path in write(LEVELS, tmp_path)}
+    names = {path.suffix for path in [*write(LEVELS, tmp_path), *draw(LEVELS, tmp_path)]}
     assert names == {".json", ".md", ".html", ".hgrm"}

@@ -1,4 +1,4 @@
-"""What a server says about itself, asked once before a run and around each case."""
+"""What a server says about its model, asked once before a run, and its counters around each case."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ASK_S = 10.0
 
 
 @dataclass(frozen=True)
-class ServerInfo:
-    """vocab_size, max_tokens: None when it does not say. told: the whole page, for the report."""
+class ServedModel:
+    """vocab_size, max_tokens: None when the server does not say. told: its whole page, for the report."""
 
     model: str | None
     vocab_size: int | None
@@ -24,20 +24,22 @@ class ServerInfo:
     told: dict[str, Any]
 
 
-def ask(target: Target) -> tuple[Target, ServerInfo]:
+def ask(target: Target) -> tuple[Target, ServedModel]:
     """The target with its model's name filled in, and what its server says.
 
     Raises:
         LoadgenError: nothing listens there.
     """
-    info = _page(target, "/info") or {}
+    told = _page(target, "/info") or {}
     models = _page(target, "/v1/models") or {}
     listed = models.get("data") or [{}]
-    model = target.model or info.get("model_id") or listed[0].get("id")
-    engine = info.get("model") if isinstance(info.get("model"), dict) else {}
-    limits = info.get("limits") or {}
-    max_tokens = limits.get("max_tokens") or listed[0].get("max_model_len") or info.get("max_input_length")
-    return replace(target, model=model), ServerInfo(model, (engine or {}).get("vocab_size"), max_tokens, info)
+    model = target.model or told.get("model_id") or listed[0].get("id")
+    engine = told.get("model") if isinstance(told.get("model"), dict) else {}
+    limits = told.get("limits") or {}
+    max_tokens = limits.get("max_tokens") or listed[0].get("max_model_len") or told.get("max_input_length")
+    return replace(target, model=model), ServedModel(
+        model, (engine or {}).get("vocab_size"), max_tokens, told
+    )
 
 
 def counters(target: Target) -> dict[str, int]:
