@@ -5,10 +5,10 @@ This and `rose.errors` are all that `gateway` and `scheduler` may see of `rose`.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,12 @@ from numpy.typing import NDArray
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
 Int8 = NDArray[np.int8]
+
+# What a step can give for each token, beside the vectors. "hidden": the transformer's last states, before any
+# pooling. "lexical": how much the token's word weighs, one value, none below 0. "multi_vector": a vector of
+# length 1, as ColBERT compares texts by them.
+TokenOutput = Literal["hidden", "lexical", "multi_vector"]
+NO_TOKEN_OUTPUTS: frozenset[TokenOutput] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +33,14 @@ class RaggedBatch:
     token_type_ids: i32[T] or None (all zero), for pairs given to BERT-like models.
     spans: i32[R, 2] or None: the tokens [start, end) that each row of the result is the mean of, each within
         one sequence; an empty one gives zeros. None: the sequences. Of models that pool by mean.
+    token_outputs: what the result holds for each token, of the kinds in EngineInfo.token_outputs.
     """
 
     input_ids: Int32
     cu_seqlens: Int32
     token_type_ids: Int32 | None = None
     spans: Int32 | None = None
+    token_outputs: frozenset[TokenOutput] = NO_TOKEN_OUTPUTS
 
     @classmethod
     def pack(
@@ -40,6 +48,7 @@ class RaggedBatch:
         sequences: Sequence[Int32],
         token_type_ids: Sequence[Int32 | None] | None = None,
         spans: Sequence[Int32 | None] | None = None,
+        token_outputs: frozenset[TokenOutput] = NO_TOKEN_OUTPUTS,
     ) -> RaggedBatch:
         """Lay `sequences` (each i32[n], n >= 1) end to end. A missing row of types counts as zeros.
 
@@ -56,9 +65,8 @@ class RaggedBatch:
                 ]
             )
         ids = sequences[0] if len(sequences) == 1 else np.concatenate(sequences)
-        if spans is None:
-            return cls(ids, cu_seqlens, types)
-        return cls(ids, cu_seqlens, types, _moved_spans(spans, cu_seqlens))
+        moved = None if spans is None else _moved_spans(spans, cu_seqlens)
+        return cls(ids, cu_seqlens, types, moved, token_outputs)
 
     @property
     def num_seqs(self) -> int:
@@ -93,13 +101,16 @@ class BatchResult:
     vectors: f32[R, D], pooled, neither normalised nor cut to fewer dimensions; of scorers: raw logits.
     int8: i8[R, D] = round(tanh(vectors) * 127), half to even, of models that have this quantiser; else None.
     non_finite: rows whose vector holds a NaN or an infinity; they must not be served.
+    tokens: f32[T, W] of each kind that the batch asks for, a row a token; W is EngineInfo's. They may hold a
+        NaN or an infinity where the vectors hold none.
 
-    Both may be views of a page-locked slot; it is reused only when the last view of it is gone.
+    All may be views of a page-locked slot; it is reused only when the last view of it is gone.
     """
 
     vectors: Float32
     int8: Int8 | None = None
     non_finite: tuple[int, ...] = ()
+    tokens: Mapping[TokenOutput, Float32] = field(default_factory=dict)
 
 
 class LazyTensor(Protocol):
@@ -142,6 +153,9 @@ class EngineInfo:
         "qwen3", in the words of Qwen3-Reranker's authors.
     prompts: what the model's authors put before a text, by name of the task, such as "query".
     default_prompt_name: which of them a text gets when its request names none; None: none.
+    token_outputs: what a batch may ask for of each token, and how many values a token that is.
+    max_token_bytes: the most that a step gives of them, in bytes of f32, padding not counted.
+    unweighted_ids: ids that have no lexical weight, whatever the output says: special tokens.
     """
 
     model: str
@@ -164,6 +178,25 @@ class EngineInfo:
     score_template: str = "pair"
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
+    token_outputs: Mapping[TokenOutput, int] = field(default_factory=dict)
+    max_token_bytes: int = 64 << 20
+    unweighted_ids: tuple[int, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """What a text can be asked for: any of "dense", "sparse", "multi_vector" and "hidden"."""
+        if self.task != "embed":
+            return ("sparse",) if self.task == "sparse" else ()
+        names = {"lexical": "sparse"}
+        return ("dense", *(names.get(kind, kind) for kind in self.token_outputs))
+
+    def bytes_a_token(self, kinds: Iterable[TokenOutput]) -> int:
+        """Bytes of f32 that these kinds take for each token.
+
+        Raises:
+            KeyError: the model does not give one of them.
+        """
+        return 4 * sum(self.token_outputs[kind] for kind in kinds)
 
 
 class Engine(Protocol):

@@ -18,6 +18,7 @@ from rose.configs.model import ModelConfig as ModelConfig
 from rose.configs.model import Scorer as Scorer
 from rose.configs.pipeline import check_dense, read_head, read_prompts
 from rose.configs.scorer import read_scorer, scored_pooling
+from rose.configs.token_heads import read_token_heads, unweighted_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ def load_config(folder: Path) -> ModelConfig:
     config = known.read(fields, head)
     check_dense(head, config.hidden_size, fields.path)
     prompts, default_prompt_name = read_prompts(folder)
+    token_heads = read_token_heads(class_name, fields)
     return replace(
         config,
         pooling=scored_pooling(fields, head.pooling) if head.task == "score" else head.pooling,
@@ -88,6 +90,8 @@ def load_config(folder: Path) -> ModelConfig:
         scorer=read_scorer(class_name, fields) if head.task == "score" else None,
         prompts=prompts,
         default_prompt_name=default_prompt_name,
+        token_heads=token_heads,
+        unweighted_ids=unweighted_ids(fields) if token_heads else (),
     )
 
 

@@ -84,7 +84,15 @@ class CpuEngine:
         rows = (batch.num_rows, self._info.dimensions)
         vectors = np.empty(rows, np.float32)
         int8 = np.empty(rows, np.int8) if self._info.has_int8 else None
-        outputs = Outputs(torch.from_numpy(vectors), None if int8 is None else torch.from_numpy(int8))
+        widths = self._info.token_outputs
+        tokens = {
+            kind: np.empty((batch.num_tokens, widths[kind]), np.float32) for kind in batch.token_outputs
+        }
+        outputs = Outputs(
+            torch.from_numpy(vectors),
+            None if int8 is None else torch.from_numpy(int8),
+            {kind: torch.from_numpy(values) for kind, values in tokens.items()},
+        )
         try:
             with torch.inference_mode():
                 self._attention.plan(batch.cu_seqlens, batch.num_tokens, 0)
@@ -94,7 +102,7 @@ class CpuEngine:
             raise
         finally:
             self._finished += 1
-        result = marked(BatchResult(vectors, int8))
+        result = marked(BatchResult(vectors, int8, tokens=tokens))
         self._non_finite += len(result.non_finite)
         return result
 

@@ -21,7 +21,7 @@ from rose.step_errors import as_engine_error
 
 if TYPE_CHECKING:
     from rose.attention.base import AttentionBackend
-    from rose.batch import EngineInfo, Int32
+    from rose.batch import EngineInfo, Int32, TokenOutput
     from rose.models.registry import Model
 
 
@@ -54,6 +54,11 @@ class CudaForward:
         self._dimensions = info.dimensions
         self._max_model_len = info.max_model_len
         self._has_int8 = info.has_int8
+        self._token_widths = info.token_outputs
+        width = sum(info.token_outputs.values())
+        # A bucket holds fewer than 256 tokens of padding.
+        self._token_values = min(layout.max_tokens * width, info.max_token_bytes // 4 + 256 * width)
+        self._tokens: torch.Tensor | None = None
         self._input = torch.zeros(layout.capacity, dtype=torch.int32, device=device)
         self._output = torch.zeros(self.output_bytes(layout.max_seqs), dtype=torch.uint8, device=device)
         self._graph_pool = torch.cuda.graph_pool_handle()
@@ -65,6 +70,11 @@ class CudaForward:
     def output_bytes(self, num_seqs: int) -> int:
         """Bytes of [vectors f32[S, D] | int8 i8[S, D] if the model has it]."""
         return num_seqs * self._dimensions * (5 if self._has_int8 else 4)
+
+    @property
+    def tokens_ptr(self) -> int:
+        """See Forward.tokens_ptr."""
+        return 0 if self._tokens is None else self._tokens.data_ptr()
 
     def key_of(self, num_tokens: int, num_seqs: int) -> GraphKey:
         """The shape of these buckets, with the backend that the policy chooses for it."""
@@ -145,7 +155,7 @@ class CudaForward:
             graph.capture_end()  # also after an error: the stream must leave capture mode
 
     def _forward(self, key: GraphKey, host_cu_seqlens: Int32, longest: int) -> None:
-        num_tokens, num_seqs, attention, has_spans = key
+        num_tokens, num_seqs, attention, has_spans, _ = key
         layout = self.layout
         types_at, spans_at = layout.types_at(num_tokens), layout.size(num_tokens)
         spans = self._input[spans_at : spans_at + 2 * num_seqs].view(2, num_seqs) if has_spans else None
@@ -159,15 +169,34 @@ class CudaForward:
             spans=spans,
         )
         with torch.inference_mode():
-            self._model.forward(batch, self._outputs(num_seqs))
+            self._model.forward(batch, self._outputs(key))
 
-    def _outputs(self, num_seqs: int) -> Outputs:
+    def _outputs(self, key: GraphKey) -> Outputs:
+        num_seqs, tokens = key.num_seqs, self._token_outputs(key)
         vector_bytes = 4 * num_seqs * self._dimensions
         vectors = self._output[:vector_bytes].view(torch.float32).view(num_seqs, self._dimensions)
         if not self._has_int8:
-            return Outputs(vectors)
+            return Outputs(vectors, tokens=tokens)
         int8 = self._output[vector_bytes : self.output_bytes(num_seqs)].view(torch.int8)
-        return Outputs(vectors, int8.view(num_seqs, self._dimensions))
+        return Outputs(vectors, int8.view(num_seqs, self._dimensions), tokens)
+
+    def _token_outputs(self, key: GraphKey) -> dict[TokenOutput, torch.Tensor]:
+        """f32[T, W] of each kind, end to end in a buffer that is made when it is first needed, and stays.
+
+        That is in an eager run, since the first of every shape is; in a capture it would be the graph's own.
+        """
+        if not key.tokens:
+            return {}
+        if self._tokens is None:
+            self._tokens = torch.zeros(self._token_values, dtype=torch.float32, device=self._spec.device)
+        outputs: dict[TokenOutput, torch.Tensor] = {}
+        at = 0
+        for kind in key.tokens:
+            width = self._token_widths[kind]
+            end = at + key.num_tokens * width
+            outputs[kind] = self._tokens[at:end].view(key.num_tokens, width)
+            at = end
+        return outputs
 
 
 class CapturedForward:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
     from rose.attention.base import AttentionBackend
-    from rose.batch import Int32
+    from rose.batch import Int32, TokenOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,9 @@ class Outputs:
     """Where a forward writes: vectors f32[S, D]; int8 i8[S, D] or None. A row a span, if the batch has spans.
 
     Rows of empty sequences are zero or stale.
+    tokens: f32[T, W] of each kind of token output that is wanted; rows of padding hold anything.
     """
 
     vectors: torch.Tensor
     int8: torch.Tensor | None = None
+    tokens: Mapping[TokenOutput, torch.Tensor] = field(default_factory=dict)

@@ -44,6 +44,7 @@ class _Settled:
     max_batch_tokens: int
     max_model_len: int
     max_batch_seqs: int
+    max_token_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,8 @@ def load_engine(folder: Path, options: EngineOptions, *, dummy: bool, model_name
 def _settled(options: EngineOptions, config: ModelConfig) -> _Settled:
     device = _device(options.device)
     dtype = _dtype(options.dtype, device, config)
-    return _Settled(dtype, device, *_lengths(options, config), _max_batch_seqs(options, config))
+    max_seqs = _max_batch_seqs(options, config)
+    return _Settled(dtype, device, *_lengths(options, config), max_seqs, options.max_token_bytes)
 
 
 def _info(model_name: str, config: ModelConfig, settled: _Settled, attention: tuple[str, ...]) -> EngineInfo:
@@ -112,6 +114,9 @@ def _info(model_name: str, config: ModelConfig, settled: _Settled, attention: tu
         score_template=scorer.template if scorer else "pair",
         prompts=config.prompts,
         default_prompt_name=config.default_prompt_name,
+        token_outputs=config.token_outputs,
+        max_token_bytes=settled.max_token_bytes,
+        unweighted_ids=config.unweighted_ids,
     )
 
 
@@ -123,6 +128,8 @@ def _limits(info: EngineInfo, config: ModelConfig) -> StepLimits:
         vocab_size=info.vocab_size,
         type_vocab_size=config.type_vocab_size,
         has_spans=config.pooling == "mean",
+        token_bytes={kind: 4 * width for kind, width in info.token_outputs.items()},
+        max_token_bytes=info.max_token_bytes,
     )
 
 

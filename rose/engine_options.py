@@ -20,6 +20,7 @@ class EngineOptions:
     max_batch_seqs: most sequences a step takes.
     num_threads: CPU threads of a forward; None: as many as this process may run on.
     seed: of dummy weights.
+    max_token_bytes: the most that a step gives of token outputs, in bytes of f32; see rose.batch.EngineInfo.
 
     Of CUDA engines only:
     capture: "off" runs every step eagerly; "lazy" captures a shape on its second hit; "all" captures
@@ -29,6 +30,7 @@ class EngineOptions:
     max_in_flight: steps launched but not done; one more is refused. The first step after a result with NaN
         counts as two, so let the scheduler have half of them at most.
     max_pinned_bytes: page-locked memory for results that are running or still in use.
+    max_token_pinned_bytes: more of it, once token outputs are asked for.
     step_limit_s: a step not done after this counts as hung, and the engine as dead.
     """
 
@@ -39,10 +41,12 @@ class EngineOptions:
     max_batch_seqs: int = 256
     num_threads: int | None = None
     seed: int = 0
+    max_token_bytes: int = 64 << 20
     capture: Literal["off", "lazy", "all"] = "lazy"
     max_capture_tokens: int | None = None
     max_graphs: int = 512
     max_graph_bytes: int = 2 << 30
     max_in_flight: int = 4
     max_pinned_bytes: int = 256 << 20
+    max_token_pinned_bytes: int = 1 << 30
     step_limit_s: float = 30.0

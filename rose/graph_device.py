@@ -55,6 +55,14 @@ class Forward(GraphDevice[StagingSlot], Protocol):
         """Bytes of the output of `num_seqs` sequences."""
         ...
 
+    @property
+    def tokens_ptr(self) -> int:
+        """Device address of what tokens give: f32[T, W] of each of the key's kinds, end to end.
+
+        Of the key that was run last; 0 before one with such kinds was.
+        """
+        ...
+
     def key_of(self, num_tokens: int, num_seqs: int) -> GraphKey:
         """The shape of these buckets, with the backend chosen for it. Cheap."""
         ...

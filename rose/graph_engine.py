@@ -62,7 +62,8 @@ class GraphEngine:
         self._bind_thread()
         self._ring = StagingRing(self._staging_slots())
         self._events = [nouns.new_event() for _ in range(len(self._ring))]
-        self._results = PinnedPool(nouns.allocator, options.max_pinned_bytes)
+        more = options.max_token_pinned_bytes if info.token_outputs else 0
+        self._results = PinnedPool(nouns.allocator, options.max_pinned_bytes + more)
         for num_seqs in sequence_buckets(info.max_batch_seqs):  # page-locking on the hot path takes up to ms
             self._results.reserve(forward.output_bytes(num_seqs), options.max_in_flight + 2)
         self._runner = self._warmed_up()
@@ -130,8 +131,7 @@ class GraphEngine:
     def _launch(self, batch: RaggedBatch, longest: int) -> LazyTensor[BatchResult]:
         if self._dirty:
             self._overwrite_activations()
-        num_rows = batch.num_rows
-        key = self._key_of(batch, num_rows)
+        key = self._key_of(batch)
         slot = self._ring.free()
         self._forward.destroy_retired(self._forward.launches - len(self._ring) + 1)
         step = _Step(self._finished, key)
@@ -140,33 +140,53 @@ class GraphEngine:
             # As much as can be comes after the launch: the device works meanwhile.
             self._stage(slot, batch, key, longest)
             step.execution = self._runner.run(key, slot)
-            step.result = result = self._results.acquire(self._forward.output_bytes(key.num_seqs))
-            self._nouns.memcpy.device_to_host(result.ptr, self._forward.output_ptr, result.nbytes)
+            step.result = result = self._copy_out(key)
             event.record()
         except Exception as error:
             raise self._launch_failed(error, event, step) from error
-        step.rows = self._rows(result, num_rows, key.num_seqs)
+        step.rows = self._rows(result, batch, key)
         self._padded += key.num_tokens - batch.num_tokens
         step.ticket, due_s = self._times.launched(key)
         lazy = LazyTensor(event, step.finish, due_s=due_s, limit_s=self._options.step_limit_s)
         self._ring.launched(lazy)
         return lazy
 
-    def _key_of(self, batch: RaggedBatch, num_rows: int) -> GraphKey:
-        """The shape of `batch`; spans are one of its own."""
-        num_seqs = batch.num_seqs
-        key = self._forward.key_of(token_bucket(batch.num_tokens), sequence_bucket(max(num_rows, num_seqs)))
-        return key if batch.spans is None else key._replace(spans=True)
+    def _key_of(self, batch: RaggedBatch) -> GraphKey:
+        """The shape of `batch`; one with spans or token outputs is of its own."""
+        num_seqs = max(batch.num_rows, batch.num_seqs)
+        key = self._forward.key_of(token_bucket(batch.num_tokens), sequence_bucket(num_seqs))
+        if batch.spans is None and not batch.token_outputs:
+            return key
+        return key._replace(spans=batch.spans is not None, tokens=tuple(sorted(batch.token_outputs)))
 
-    def _rows(self, result: PinnedSlot, num_seqs: int, padded_seqs: int) -> BatchResult:
-        """Views of the first `num_seqs` of `padded_seqs` rows that the device copies to `result`."""
-        dimensions = self._info.dimensions
-        vectors = result.view(np.float32, (num_seqs, dimensions))
-        if not self._info.has_int8:
-            return BatchResult(vectors)
-        return BatchResult(
-            vectors, result.view(np.int8, (num_seqs, dimensions), 4 * padded_seqs * dimensions)
-        )
+    def _copy_out(self, key: GraphKey) -> PinnedSlot:
+        """Enqueue the copy of all rows to a slot of the pool, those of tokens behind those of sequences."""
+        forward, memcpy = self._forward, self._nouns.memcpy
+        nbytes = forward.output_bytes(key.num_seqs)
+        if not key.tokens:
+            result = self._results.acquire(nbytes)
+            memcpy.device_to_host(result.ptr, forward.output_ptr, nbytes)
+            return result
+        at, token_bytes = _aligned(nbytes), key.num_tokens * self._info.bytes_a_token(key.tokens)
+        result = self._results.acquire(at + token_bytes)
+        memcpy.device_to_host(result.ptr, forward.output_ptr, nbytes)
+        memcpy.device_to_host(result.ptr + at, forward.tokens_ptr, token_bytes)
+        return result
+
+    def _rows(self, result: PinnedSlot, batch: RaggedBatch, key: GraphKey) -> BatchResult:
+        """Views of the rows of `batch` among the padded ones that the device copies to `result`."""
+        shape = (batch.num_rows, self._info.dimensions)
+        vectors, int8 = result.view(np.float32, shape), None
+        if self._info.has_int8:
+            int8 = result.view(np.int8, shape, 4 * key.num_seqs * shape[1])
+        if not key.tokens:
+            return BatchResult(vectors, int8)
+        at, tokens = _aligned(self._forward.output_bytes(key.num_seqs)), {}
+        for kind in key.tokens:
+            width = self._info.token_outputs[kind]
+            tokens[kind] = result.view(np.float32, (batch.num_tokens, width), at)
+            at += 4 * key.num_tokens * width
+        return BatchResult(vectors, int8, tokens=tokens)
 
     def _stage(self, slot: StagingSlot, batch: RaggedBatch, key: GraphKey, longest: int) -> None:
         nbytes = slot.fill(batch, key.num_tokens, key.num_seqs)
@@ -263,6 +283,11 @@ class GraphEngine:
         slot = self._ring.free()
         self._stage(slot, batch, key, longest)
         return slot
+
+
+def _aligned(nbytes: int) -> int:
+    """Where in a result the rows of tokens begin, after `nbytes` of others: at a multiple of 64 bytes."""
+    return -(-nbytes // 64) * 64
 
 
 class _Step:

@@ -17,6 +17,8 @@ from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from tqdm import tqdm
 
+from rose.batch import TokenOutput
+
 log = logging.getLogger(__name__)
 
 # When the cache is full, a shape must be hit this often before it may push out another. Without this, a cycle
@@ -28,12 +30,16 @@ WorkContra = TypeVar("WorkContra", contravariant=True)
 
 
 class GraphKey(NamedTuple):
-    """One shape: token bucket, sequence bucket, the attention backend's name, and whether rows are spans."""
+    """One shape: token bucket, sequence bucket, the attention backend's name, whether rows are spans.
+
+    tokens: the kinds of token outputs that are wanted, in alphabetical order; see `rose.batch.TokenOutput`.
+    """
 
     num_tokens: int
     num_seqs: int
     attention: str
     spans: bool = False
+    tokens: tuple[TokenOutput, ...] = ()
 
 
 class CaptureError(Exception):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from operator import sub
 
 import numpy as np
 
-from rose.batch import Int32, RaggedBatch
+from rose.batch import Int32, RaggedBatch, TokenOutput
 from rose.errors import StepError
 
 
@@ -16,6 +17,7 @@ class StepLimits:
     """Limits of one loaded model. type_vocab_size: 0 for models without token types.
 
     has_spans: whether the model pools by mean, so that rows may be parts of sequences.
+    token_bytes: what each kind of token output takes a token. max_token_bytes: of all of them in a step.
     """
 
     max_batch_tokens: int
@@ -24,6 +26,8 @@ class StepLimits:
     vocab_size: int
     type_vocab_size: int
     has_spans: bool = False
+    token_bytes: Mapping[TokenOutput, int] = field(default_factory=dict)
+    max_token_bytes: int = 0
 
     def check(self, batch: RaggedBatch) -> int:
         """Length of the longest sequence of `batch`, in tokens. 3 µs for one sequence, 9 µs for 100.
@@ -50,7 +54,19 @@ class StepLimits:
             self._check_types(batch)
         if batch.spans is not None:
             self._check_spans(batch, batch.spans)
+        if batch.token_outputs:
+            self._check_token_outputs(batch)
         return longest
+
+    def _check_token_outputs(self, batch: RaggedBatch) -> None:
+        unknown = sorted(batch.token_outputs - self.token_bytes.keys())
+        if unknown:
+            raise StepError(f"batch asks for {unknown[0]} of its tokens; this model does not give it")
+        nbytes = batch.num_tokens * sum(self.token_bytes[kind] for kind in batch.token_outputs)
+        if nbytes > self.max_token_bytes:
+            raise StepError(
+                f"token outputs of a batch take {nbytes} bytes; a step gives {self.max_token_bytes}"
+            )
 
     def _check_spans(self, batch: RaggedBatch, spans: Int32) -> None:
         if not self.has_spans:

@@ -123,7 +123,10 @@ def open_weights(folder: Path) -> WeightSource:
 
 
 class FolderWeights:
-    """Tensors of a model folder and of the module folders in it: "2_Dense/linear.weight" is of 2_Dense."""
+    """Tensors of a model folder and of what is in it: "2_Dense/linear.weight" is of the folder 2_Dense.
+
+    "head.pt/weight" is of the file head.pt, a state dict.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -138,11 +141,16 @@ class FolderWeights:
         return part.tensor(name, shape)
 
     def _part(self, name: str) -> tuple[MappedWeights, str]:
-        """The folder that `name` begins with, and its name there; tensors' own names have no slash."""
+        """The folder or file that `name` begins with, and its name there; tensors' names have no slash."""
         module, _, rest = name.rpartition("/")
         if module not in self._parts:
-            self._parts[module] = _open_files(self._folder / module)
+            path = self._folder / module
+            self._parts[module] = _open_state(path) if path.suffix == ".pt" else _open_files(path)
         return self._parts[module], rest
+
+
+def _open_state(path: Path) -> MappedWeights:
+    return MappedWeights(_load_pickled(path), str(path))
 
 
 def _open_files(folder: Path) -> MappedWeights:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rose.batch import TokenOutput
 from rose.configs.rope import RopeScaling
 
 Architecture = Literal["bert", "nomic_bert", "modernbert", "qwen3", "qwen2", "llama", "gemma3"]
@@ -82,7 +83,8 @@ class ModelConfig:
     chunk_separator: see `rose.batch.EngineInfo`.
     scorer: what follows the pooled token when the task is "score".
     max_model_len: the longest sequence the model takes, special tokens included.
-    prompts, default_prompt_name: see `rose.batch.EngineInfo`.
+    token_heads: heads that give something for each token; the transformer's own states are none of them.
+    prompts, default_prompt_name, unweighted_ids: see `rose.batch.EngineInfo`.
     """
 
     architecture: Architecture
@@ -119,6 +121,16 @@ class ModelConfig:
     scorer: Scorer | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
+    token_heads: tuple[TokenOutput, ...] = ()
+    unweighted_ids: tuple[int, ...] = ()
+
+    @property
+    def token_outputs(self) -> Mapping[TokenOutput, int]:
+        """What the model gives for each token, and how many values: nothing, unless it is an embedder."""
+        if self.task != "embed":
+            return {}
+        widths: dict[TokenOutput, int] = {"lexical": 1, "multi_vector": self.hidden_size}
+        return {**{kind: widths[kind] for kind in self.token_heads}, "hidden": self.hidden_size}
 
     @property
     def dimensions(self) -> int:

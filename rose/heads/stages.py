@@ -66,8 +66,8 @@ class Stages:
         self._inputs = [stage.weight.new_zeros(_ROWS, stage.weight.shape[1]) for stage in stages]
 
     def pooled(self, outputs: Outputs) -> Outputs:
-        """Where the pooled vectors f32[S, H] belong. Their int8 is not theirs to give."""
-        return Outputs(self._input(0, len(outputs.vectors)))
+        """Where pooled vectors f32[S, H] and what tokens give belong. Their int8 is not theirs to give."""
+        return Outputs(self._input(0, len(outputs.vectors)), tokens=outputs.tokens)
 
     def __call__(self, pooled: Outputs, outputs: Outputs) -> None:
         """Write outputs.vectors f32[S, D], and outputs.int8 if it is there, from pooled.vectors f32[S, H]."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,12 +15,22 @@ if TYPE_CHECKING:
     from rose.device_batch import DeviceBatch
 
 
-def sorted_by_length(batch: DeviceBatch) -> tuple[DeviceBatch, torch.Tensor | None]:
-    """The batch with its sequences in order of length, and row i's place in the old order: i64[S].
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where rows and tokens of a sorted batch were before.
 
-    None in place of the rows if they are in the old order anyway: because it was right already, or because
-    they are spans, which keep their order. What a backend's `plan` was told of the old order no longer holds,
-    so only for those that plan nothing (on a CPU: all).
+    rows: i64[S], or None if they keep their order, because they are spans. tokens: i64[T].
+    """
+
+    rows: torch.Tensor | None
+    tokens: torch.Tensor
+
+
+def sorted_by_length(batch: DeviceBatch) -> tuple[DeviceBatch, Places | None]:
+    """The batch with its sequences in order of length, and where they were; None: the order was right.
+
+    What a backend's `plan` was told of the old order no longer holds, so only for those that plan nothing
+    (on a CPU: all).
     """
     offsets = batch.host_cu_seqlens
     lengths = np.diff(offsets)
@@ -45,18 +55,22 @@ def sorted_by_length(batch: DeviceBatch) -> tuple[DeviceBatch, torch.Tensor | No
         host_cu_seqlens=sorted_offsets,
         spans=spans,
     )
-    return reordered, torch.from_numpy(order) if spans is None else None
+    return reordered, Places(torch.from_numpy(order) if spans is None else None, tokens)
 
 
 def run_by_length(batch: DeviceBatch, outputs: Outputs, run: Callable[[DeviceBatch, Outputs], None]) -> None:
     """`run` a forward on the batch in order of length, and put its rows back where they belong."""
-    by_length, rows = sorted_by_length(batch)
-    if rows is None:
+    by_length, places = sorted_by_length(batch)
+    if places is None or (places.rows is None and not outputs.tokens):
         run(by_length, outputs)
         return
     int8 = None if outputs.int8 is None else torch.empty_like(outputs.int8)
-    found = Outputs(torch.empty_like(outputs.vectors), int8)
+    tokens = {kind: torch.empty_like(rows) for kind, rows in outputs.tokens.items()}
+    found = Outputs(torch.empty_like(outputs.vectors), int8, tokens)
     run(by_length, found)
+    rows = slice(None) if places.rows is None else places.rows
     outputs.vectors[rows] = found.vectors
     if outputs.int8 is not None and found.int8 is not None:
         outputs.int8[rows] = found.int8
+    for kind, values in tokens.items():
+        outputs.tokens[kind][places.tokens] = values

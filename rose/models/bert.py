@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rose.heads.embedding import EmbeddingHead
 from rose.heads.splade import SpladeHead
+from rose.heads.tokens import TokenHeads
 from rose.kernels.early import early_for, launching
 from rose.kernels.embedding import embed_bert
 from rose.kernels.gemm import fetches_early
@@ -41,9 +42,11 @@ class BertModel:
         read = EncoderReader(config, weights, dtype, device)
         self._tables = read.tables()
         self._layers = [read.layer(index) for index in range(config.num_layers)]
-        self._head: EmbeddingHead | SpladeHead = EmbeddingHead(config, device)
+        self._head: EmbeddingHead | SpladeHead
         if config.pooling == "splade":
             self._head = SpladeHead(config, weights, self._tables.word)
+        else:
+            self._head = EmbeddingHead(config, device, TokenHeads.read(config, weights, device))
         self._keys = weight_keys(config)
         self._on_cpu = device.type == "cpu"
         self._buffers = EncoderBuffers()
@@ -72,7 +75,7 @@ class BertModel:
             hidden = layer.mix(layer.attend(hidden, batch, buffers), hidden, buffers)
         context, which = last.attend(hidden, batch, buffers), self._head.which
         # More sequences than rows are padding; then there is nothing to pick.
-        if which is not None and batch.num_seqs <= batch.num_tokens:
+        if which is not None and batch.num_seqs <= batch.num_tokens and not outputs.tokens:
             context, hidden = last.pick((context, hidden), batch, buffers, which)
             buffers, which = buffers.rows(batch.num_seqs), "only"
         self._head(last.mix(context, hidden, buffers), batch.bounds, which, outputs)

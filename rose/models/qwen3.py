@@ -8,6 +8,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from rose.heads.tokens import TokenHeads
 from rose.kernels.early import early_for, launching
 from rose.kernels.embedding import EmbeddedTokens, embed_tokens
 from rose.kernels.fused import fused_gemm
@@ -89,9 +90,18 @@ class Qwen3Model:
         if self.config.pooling == "mean":
             hidden = LastHidden(last.mix(rows), rows.residual, self._norm)
             norm_mean_pool(hidden, batch.bounds, outputs, self._scratch)
+            self._give_tokens(hidden, rows, outputs)
             return
         which: Which = "last" if self.config.pooling == "last" else "first"
-        if batch.num_seqs <= batch.num_tokens:  # else padding has made more sequences than rows
+        # More sequences than rows are padding; then there is nothing to pick.
+        if batch.num_seqs <= batch.num_tokens and not outputs.tokens:
             rows, which = last.pick(batch, rows, which), "only"
         hidden = LastHidden(last.mix(rows), rows.residual, self._norm)
         norm_gather_rows(hidden, batch.cu_seqlens, which, outputs)
+        self._give_tokens(hidden, rows, outputs)
+
+    def _give_tokens(self, last: LastHidden, rows: DecoderBuffers, outputs: Outputs) -> None:
+        """Write what is wanted of each token, last of all: it changes rows."""
+        if outputs.tokens:
+            add_rms_norm(last.x, last.residual, self._norm, rows.hidden)
+            TokenHeads()(rows.hidden, outputs.tokens)

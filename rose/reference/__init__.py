@@ -6,7 +6,7 @@ design. Every formula is spelled out; heads are looped so that 32 768 tokens nee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -45,19 +45,33 @@ def reference_vectors(
 
     Zeros for an empty sequence.
     """
+    vectors = torch.zeros(len(sequences), config.hidden_size)
+    for row, hidden in enumerate(reference_hidden(config, weights, sequences, token_type_ids, device)):
+        if len(hidden):
+            vectors[row] = _pool(hidden, config.pooling).cpu()
+    return vectors
+
+
+def reference_hidden(
+    config: ModelConfig,
+    weights: WeightSource,
+    sequences: Sequence[Int32],
+    token_type_ids: Sequence[Int32] | None = None,
+    device: str = "cpu",
+) -> Iterator[Tensor]:
+    """Last hidden states f32[n, H] of each of `sequences` (each i32[n]), on `device`."""
     read = Reader(weights, torch.device(device))
     forward = _FORWARDS[config.architecture]
-    vectors = torch.zeros(len(sequences), config.hidden_size)
-    with torch.inference_mode():
-        for row, sequence in enumerate(sequences):
-            if len(sequence) == 0:
-                continue
-            ids = torch.as_tensor(sequence, dtype=torch.long, device=read.device)
-            types = torch.zeros_like(ids)
-            if token_type_ids is not None:
-                types = torch.as_tensor(token_type_ids[row], dtype=torch.long, device=read.device)
-            vectors[row] = _pool(forward(config, read, ids, types), config.pooling).cpu()
-    return vectors
+    for row, sequence in enumerate(sequences):
+        ids = torch.as_tensor(sequence, dtype=torch.long, device=read.device)
+        types = torch.zeros_like(ids)
+        if token_type_ids is not None:
+            types = torch.as_tensor(token_type_ids[row], dtype=torch.long, device=read.device)
+        hidden = torch.zeros(0, config.hidden_size)
+        if len(ids):
+            with torch.inference_mode():
+                hidden = forward(config, read, ids, types)
+        yield hidden
 
 
 def _pool(hidden: Tensor, pooling: str) -> Tensor:

@@ -17,7 +17,7 @@ from cuda_utils.errors import CudaError
 from cuda_utils.event import CpuEvent
 from cuda_utils.pinned import PlainHostAllocator
 from cuda_utils.stream import CpuStream
-from rose.batch import EngineInfo, Float32, RaggedBatch
+from rose.batch import NO_TOKEN_OUTPUTS, EngineInfo, Float32, Int32, RaggedBatch, TokenOutput
 from rose.buckets import sequence_bucket, token_bucket
 from rose.engine_options import EngineOptions
 from rose.graph_device import DeviceNouns
@@ -27,15 +27,39 @@ from rose.limits import StepLimits
 from rose.staging import StagingLayout, StagingSlot
 
 DIMENSIONS = 4
-INFO = EngineInfo("m", "bert", "float32", "sim", DIMENSIONS, 1000, 128, 512, 16, "mean", True, has_int8=True)
-LIMITS = StepLimits(512, 16, 128, 1000, 2, has_spans=True)
-OPTIONS = EngineOptions(max_in_flight=3, max_capture_tokens=256, max_pinned_bytes=1 << 20)
+WIDTHS: dict[TokenOutput, int] = {"hidden": 3, "lexical": 1}
+KINDS: list[frozenset[TokenOutput]] = [
+    frozenset({"hidden"}),
+    frozenset({"lexical"}),
+    frozenset({"hidden", "lexical"}),
+]
+INFO = EngineInfo(
+    "m",
+    "bert",
+    "float32",
+    "sim",
+    DIMENSIONS,
+    1000,
+    128,
+    512,
+    16,
+    "mean",
+    True,
+    has_int8=True,
+    token_outputs=WIDTHS,
+)
+LIMITS = StepLimits(512, 16, 128, 1000, 2, True, {kind: 4 * width for kind, width in WIDTHS.items()}, 8192)
+OPTIONS = EngineOptions(
+    max_in_flight=3, max_capture_tokens=256, max_pinned_bytes=1 << 20, max_token_pinned_bytes=0
+)
 BROKEN = CudaError(700, "cudaMemcpyAsync to the device")
 REFUSED = CudaError(701, "cudaGraphLaunch")
 
 
 class Simulation:
     """One stream, its memory, and a model whose vectors are [sum, length, first id, sum of types].
+
+    Its tokens' hidden states are [id, type, -id], their lexical weights the ids' last digits.
 
     pause() stops the stream until resume(). fails: raised by the next call of that name.
     """
@@ -45,7 +69,9 @@ class Simulation:
         self.layout = StagingLayout(token_bucket(512), sequence_bucket(16), has_types=True)
         self.input = np.full(self.layout.capacity, -7, np.int32)
         self.output = np.zeros(self.output_bytes(self.layout.max_seqs), np.uint8)
+        self.tokens = np.zeros(self.layout.max_tokens * sum(WIDTHS.values()), np.float32)
         self.input_ptr, self.output_ptr = self.input.ctypes.data, self.output.ctypes.data
+        self.tokens_ptr = self.tokens.ctypes.data
         self.stream = CpuStream("simulated-device")
         self.allocator = PlainHostAllocator()
         self.gate = threading.Event()
@@ -121,7 +147,7 @@ class Simulation:
         self.stream.launch(lambda: self._compute(key))
 
     def _compute(self, key: GraphKey) -> None:
-        num_tokens, num_seqs, _, has_spans = key
+        num_tokens, num_seqs, _, has_spans, kinds = key
         offsets = self.input[: num_seqs + 1].tolist()
         ids = self.input[self.layout.ids_at :][:num_tokens]
         types = self.input[self.layout.types_at(num_tokens) :][:num_tokens]
@@ -140,6 +166,9 @@ class Simulation:
         self.dirty = self.dirty or self.poison != 0.0
         if self.dirty:
             rows[:] = np.nan  # as 0 * NaN of padded rows is
+        given = [token_rows(ids, types)[kind].ravel() for kind in kinds]
+        if given:
+            self.tokens[: sum(map(len, given))] = np.concatenate(given)
         vector_bytes = rows.nbytes
         self.output[:vector_bytes] = np.frombuffer(rows.tobytes(), np.uint8)
         if self.info.has_int8:
@@ -168,6 +197,14 @@ class SimulatedGraph:
         pass
 
 
+def token_rows(ids: Int32, types: Int32) -> dict[TokenOutput, Float32]:
+    """What the model gives for tokens, by kind."""
+    return {
+        "hidden": np.stack([ids, types, -ids], axis=1).astype(np.float32),
+        "lexical": (ids % 10).astype(np.float32)[:, None],
+    }
+
+
 def batch_of(*sequences: list[int]) -> RaggedBatch:
     return RaggedBatch.pack([np.array(sequence, np.int32) for sequence in sequences])
 
@@ -191,10 +228,16 @@ def random_batch(rng: np.random.Generator) -> RaggedBatch:
         starts = rng.integers(0, lengths[0], 17 - len(lengths))
         parts = np.stack([starts, rng.integers(starts + 1, lengths[0] + 1)], axis=1).astype(np.int32)
         spans = [parts, *[None] * (len(lengths) - 1)]
-    return RaggedBatch.pack(sequences, types if rng.random() < 0.5 else None, spans)
+    kinds = KINDS[rng.integers(0, len(KINDS))] if rng.random() < 0.3 else NO_TOKEN_OUTPUTS
+    return RaggedBatch.pack(sequences, types if rng.random() < 0.5 else None, spans, kinds)
 
 
 def check(batch: RaggedBatch, lazy: object) -> None:
     result = lazy.result()  # type: ignore[attr-defined]
     assert result.vectors.tolist() == expected(batch).tolist()
     assert result.int8.tolist() == (expected(batch) % 100).astype(np.int8).tolist()
+    types = batch.token_type_ids if batch.token_type_ids is not None else np.zeros_like(batch.input_ids)
+    rows = token_rows(batch.input_ids, types)
+    assert result.tokens.keys() == batch.token_outputs
+    for kind, values in result.tokens.items():
+        assert values.tolist() == rows[kind].tolist()

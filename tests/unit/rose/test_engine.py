@@ -94,6 +94,7 @@ def test_info_says_what_the_folder_and_the_options_say(load: Loader) -> None:
         normalize=False,
         has_int8=True,
         attention=("sdpa",),
+        token_outputs={"hidden": 32},
     )
     engine.close()
     engine = load("bge-small")

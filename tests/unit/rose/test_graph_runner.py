@@ -196,6 +196,7 @@ def test_stats_say_what_each_shape_did_as_plain_json(device: FakeDevice) -> None
         "num_seqs": 1,
         "attention": "fa4",
         "spans": False,
+        "tokens": [],
         "state": "captured",
         "eager": 1,
         "captures": 1,

@@ -34,12 +34,15 @@ def _batch(lengths: list[int]) -> DeviceBatch:
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=40))
 def test_sequences_stay_whole(lengths: list[int]) -> None:
     batch = _batch(lengths)
-    ordered, rows = sorted_by_length(batch)
+    ordered, places = sorted_by_length(batch)
     new_lengths = np.diff(ordered.host_cu_seqlens).tolist()
     assert new_lengths == sorted(lengths)
-    if rows is None:
+    if places is None:
         assert ordered is batch and lengths == sorted(lengths)
         return
+    rows = places.rows
+    assert rows is not None
+    assert torch.equal(batch.input_ids[places.tokens], ordered.input_ids)
     assert sorted(rows.tolist()) == list(range(len(lengths)))
     assert torch.equal(ordered.cu_seqlens, torch.from_numpy(ordered.host_cu_seqlens))
     for place, row in enumerate(rows.tolist()):
