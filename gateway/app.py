@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from aiohttp import hdrs, web
 
+from gateway.connection import CLIENT_PATIENCE, ClientPatience
 from gateway.cors import allow_origins
 from gateway.cross_encoder import CrossEncoder
 from gateway.errors import ApiError, ErrorKind, ErrorShape
@@ -29,6 +30,7 @@ from gateway.routes import (
     tokens,
 )
 from gateway.scoring import BiEncoderScorer, Scorer
+from gateway.strays import STRAYS, Strays, allowed
 from gateway.templates import pair_template, text_tokenizer
 from gateway.tokenization.base import Tokenizer
 from gateway.tokenization.pool import TokenizerPool
@@ -63,6 +65,8 @@ def create_app(
     pool = _pool(app, options, None if tokenizer is None else text_tokenizer(info, tokenizer))
     pipeline = Pipeline(options, scheduler, info, pool, counted)
     app[HEALTH] = health.Health(scheduler)
+    app[STRAYS] = Strays(counted)
+    app[CLIENT_PATIENCE] = ClientPatience(options.head_timeout_s, options.keepalive_timeout_s)
     routes = _Routes(app, door)
     own = ErrorShape.PERPLEXITY if options.api_dialect == "perplexity" else ErrorShape.OPENAI
     pplx = perplexity.PerplexityEmbeddings(pipeline, names, options)
@@ -77,7 +81,8 @@ def create_app(
     page = metrics.Metrics(counted, lambda: scheduler.metrics, engine_stats, info)
     routes.get(metrics.PATH, page, keyed=False)
     _documents(routes)
-    app.router.add_route(hdrs.METH_ANY, "/{path:.*}", door.refusing(_not_found))
+    elsewhere = door.refusing(_not_found)
+    app.router.add_route(hdrs.METH_ANY, "/{path:.*}", elsewhere, expect_handler=app[STRAYS].expectation)
     if options.cors_origins:
         allow_origins(app, options.cors_origins)
     return app
@@ -149,32 +154,40 @@ class _Routes:
         paths = tuple(paths)
         handler = self._door.work(paths[0], route, shape)
         for path in paths:
-            self._add(path, (hdrs.METH_POST,), handler)
+            self._add(path, (hdrs.METH_POST,), handler, shape)
 
     def get(self, path: str, page: Callable[[], Answer], *, keyed: bool = True) -> None:
         """A page, and HEAD beside it."""
         handler = self._door.keyed(path, page) if keyed else self._door.open(path, page)
         self._add(path, (hdrs.METH_GET, hdrs.METH_HEAD), handler)
 
-    def _add(self, path: str, methods: tuple[str, ...], handler: Handler) -> None:
-        for method in methods:
-            self._app.router.add_route(method, path, handler)
+    def _add(
+        self, path: str, methods: tuple[str, ...], handler: Handler, shape: ErrorShape = ErrorShape.OPENAI
+    ) -> None:
+        strays = self._app[STRAYS]
+        strays.shapes[path] = shape
         allow = ", ".join((*methods, hdrs.METH_OPTIONS))
-        self._app.router.add_route(hdrs.METH_OPTIONS, path, _options(allow))
-        self._app.router.add_route(hdrs.METH_ANY, path, self._door.refusing(_wrong_method(allow)))
+        handlers = dict.fromkeys(methods, handler) | {
+            hdrs.METH_OPTIONS: _options(allow),
+            hdrs.METH_ANY: self._door.refusing(_wrong_method(allow, shape)),
+        }
+        for method, answer in handlers.items():
+            self._app.router.add_route(method, path, answer, expect_handler=strays.expectation)
 
 
 def _options(allow: str) -> Handler:
     async def answer(_: web.Request) -> web.StreamResponse:
-        return web.Response(status=204, headers={hdrs.ALLOW: allow})
+        return allowed(allow)
 
     return answer
 
 
-def _wrong_method(allow: str) -> Callable[[web.Request], ApiError]:
+def _wrong_method(allow: str, shape: ErrorShape) -> Callable[[web.Request], ApiError]:
     def error(request: web.Request) -> ApiError:
         message = f"{request.path} takes {allow}, not {request.method}"
-        return ApiError(ErrorKind.METHOD_NOT_ALLOWED, message, headers=((str(hdrs.ALLOW), allow),))
+        refusal = ApiError(ErrorKind.METHOD_NOT_ALLOWED, message, headers=((str(hdrs.ALLOW), allow),))
+        refusal.shape = shape
+        return refusal
 
     return error
 

@@ -47,7 +47,7 @@ class BodyReader:
         except web.RequestPayloadError as error:  # broken compression or chunks
             cause = error.__cause__  # aiohttp's own; its text is a status and an indented message
             words = cause.message if isinstance(cause, HttpProcessingError) else error
-            message = f"the body cannot be read: {words}"
+            message = f"the body cannot be read: {' '.join(str(words).split())}"
             raise ApiError(ErrorKind.INVALID_BODY, message, closes=True) from None
 
     def _whole(self, content: StreamReader) -> bytes:

@@ -37,6 +37,7 @@ class ErrorKind(enum.Enum):
     NOT_FOUND = (HTTPStatus.NOT_FOUND, "invalid_request_error", "not_found")
     MODEL_NOT_FOUND = (HTTPStatus.NOT_FOUND, "invalid_request_error", "model_not_found")
     METHOD_NOT_ALLOWED = (HTTPStatus.METHOD_NOT_ALLOWED, "invalid_request_error", "method_not_allowed")
+    HEAD_TIMEOUT = (HTTPStatus.REQUEST_TIMEOUT, "timeout_error", "head_timeout")
     BODY_TIMEOUT = (HTTPStatus.REQUEST_TIMEOUT, "timeout_error", "body_timeout")
     BODY_TOO_LARGE = (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "invalid_request_error", "body_too_large")
     UNSUPPORTED_MEDIA_TYPE = (
@@ -44,6 +45,7 @@ class ErrorKind(enum.Enum):
         "invalid_request_error",
         "unsupported_media_type",
     )
+    EXPECTATION_FAILED = (HTTPStatus.EXPECTATION_FAILED, "invalid_request_error", "expectation_failed")
     OVERLOADED = (HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_error", "overloaded")
     INTERNAL = (HTTPStatus.INTERNAL_SERVER_ERROR, "server_error", "internal_error")
     INFERENCE_FAILED = (HTTPStatus.INTERNAL_SERVER_ERROR, "server_error", "inference_failed")

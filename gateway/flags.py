@@ -100,11 +100,26 @@ def add_limit_flags(group: Group) -> None:
         "default: %(default)s",
     )
     group.add_argument(
+        "--head-timeout-s",
+        metavar="SECONDS",
+        type=float,
+        default=defaults.head_timeout_s,
+        help="a request whose head has begun and not ended by then gets 408; default: %(default)s",
+    )
+    group.add_argument(
         "--body-timeout-s",
         metavar="SECONDS",
         type=float,
         default=defaults.body_timeout_s,
-        help="a body that has not come by then gets 408; default: %(default)s",
+        help="a body that has not come by then, from the end of its head, gets 408; default: %(default)s",
+    )
+    group.add_argument(
+        "--keepalive-timeout-s",
+        metavar="SECONDS",
+        type=float,
+        default=defaults.keepalive_timeout_s,
+        help="a connection on which nothing comes for so long is closed; more than the load balancer's own, "
+        "so that no request meets a closing connection; default: %(default)s",
     )
     group.add_argument(
         "--perplexity-max-items",
@@ -143,7 +158,9 @@ def gateway_options(args: argparse.Namespace, more_keys: Sequence[str]) -> Gatew
         max_body_bytes=args.max_body_bytes,
         request_timeout_s=args.request_timeout_s,
         max_outstanding_requests=args.max_outstanding_requests,
+        head_timeout_s=args.head_timeout_s,
         body_timeout_s=args.body_timeout_s,
+        keepalive_timeout_s=args.keepalive_timeout_s,
         api_dialect=args.api_dialect,
         perplexity_max_items=args.perplexity_max_items,
         perplexity_max_request_tokens=args.perplexity_max_request_tokens,

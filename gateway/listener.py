@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 from aiohttp.http import HttpProcessingError
-from aiohttp.http_exceptions import ContentEncodingError
-from aiohttp.web_protocol import RequestHandler
 
-from gateway.bodies import unknown_encoding
-from gateway.errors import INTERNAL_MESSAGE, ApiError, ErrorKind, shown
-from gateway.exchange import refuse
+from gateway.connection import CLIENT_PATIENCE, ClientPatience
+from gateway.exchange import PLAIN_ROUTES, PlainRoutes
+from gateway.express import ExpressConnection
+from gateway.metrics import GatewayMetrics
+from gateway.strays import STRAYS, Strays
 
 ACCESS_LOG = logging.getLogger("gateway.access")
 HTTP_LOG = logging.getLogger("gateway.http")
-
-# Longer than the 60 s after which common load balancers drop an idle connection, so that they close first.
-_KEEPALIVE_S = 75.0
-# For the whole head of a connection's first request.
-_HEAD_S = 75.0
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
@@ -54,51 +48,17 @@ class AccessLogger(AbstractAccessLogger):
         )
 
 
-class _Connection(RequestHandler):
-    """Tells also those in our words whose bytes are no HTTP; aiohttp's own would be plain text.
-
-    Drops clients whose first request does not come, which aiohttp would wait for without end.
-    """
-
-    __slots__ = ("_head_timer",)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client is there."""
-        super().connection_made(transport)
-        self._head_timer = asyncio.get_running_loop().call_later(_HEAD_S, self._drop_if_silent)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """It is gone; the timer would keep all of it in memory."""
-        self._head_timer.cancel()
-        super().connection_lost(exc)
-
-    def _drop_if_silent(self) -> None:
-        if self._request_count == 0 and self.transport is not None:
-            self.transport.close()
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        super().handle_error(request, status, exc, message)  # logs, and raises if an answer was begun
-        if status >= ErrorKind.INTERNAL.status:
-            return refuse(request, ApiError(ErrorKind.INTERNAL, INTERNAL_MESSAGE, closes=True))
-        if isinstance(exc, ContentEncodingError):  # of aiohttp's own codings one that it has no module for
-            return refuse(request, unknown_encoding("one without a module here", closes=True))
-        words = shown(" ".join(str(message).split()))
-        return refuse(
-            request, ApiError(ErrorKind.INVALID_HTTP, f"this is no HTTP request: {words}", closes=True)
-        )
-
-
 class _Server(web.Server):
-    """Makes such connections."""
+    """Makes our connections."""
 
-    def __call__(self) -> _Connection:
-        return _Connection(self, loop=self._loop, **self._kwargs)
+    patience: ClientPatience
+    strays: Strays
+    plain_routes: PlainRoutes | None
+
+    def __call__(self) -> ExpressConnection:
+        return ExpressConnection(
+            self, self.patience, self.strays, self.plain_routes, loop=self._loop, **self._kwargs
+        )
 
 
 class _Runner(web.AppRunner):
@@ -107,6 +67,10 @@ class _Runner(web.AppRunner):
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
         server.__class__ = _Server
+        assert isinstance(server, _Server)
+        server.patience = self.app.get(CLIENT_PATIENCE, ClientPatience())
+        server.strays = self.app.get(STRAYS) or Strays(GatewayMetrics())
+        server.plain_routes = self.app.get(PLAIN_ROUTES)
         return server
 
 
@@ -121,7 +85,7 @@ async def prepare(app: web.Application) -> web.AppRunner:
         logger=HTTP_LOG,
         access_log=ACCESS_LOG,
         access_log_class=AccessLogger,
-        keepalive_timeout=_KEEPALIVE_S,
+        keepalive_timeout=app.get(CLIENT_PATIENCE, ClientPatience()).idle_s,
     )
     await runner.setup()
     return runner

@@ -37,7 +37,13 @@ from gateway.schemas import (
 
 _REF = "#/components/schemas/{name}"
 # Said of every path once, not in each route's table.
-_NOT_OF_ROUTES = {ErrorKind.NOT_FOUND, ErrorKind.METHOD_NOT_ALLOWED, ErrorKind.INVALID_HTTP}
+_NOT_OF_ROUTES = {
+    ErrorKind.NOT_FOUND,
+    ErrorKind.METHOD_NOT_ALLOWED,
+    ErrorKind.INVALID_HTTP,
+    ErrorKind.HEAD_TIMEOUT,
+    ErrorKind.EXPECTATION_FAILED,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,10 @@ class GatewayOptions:
     request_timeout_s: seconds until a request that has not been started on the device gets 504; None: never.
     max_outstanding_requests: requests being worked on at once, from head to answer; more get 429 before their
         body is read. Bounds what bodies and texts that are not tokenised yet can take.
-    body_timeout_s: seconds in which a body must have come; then 408.
+    head_timeout_s: seconds in which a request's head must have come, from its first byte; then 408.
+    body_timeout_s: seconds in which a body must have come, once its head has; then 408.
+    keepalive_timeout_s: seconds after which a connection closes on which nothing comes. Longer than the 60 s
+        after which common load balancers drop one, so that they close first.
     api_dialect: "openai" or "perplexity": what /v1/embeddings speaks when a request names no encoding_format.
     perplexity_max_items, perplexity_max_request_tokens: of a request in Perplexity's dialect.
     cors_origins: pages of these origins may use the server from a browser; "*": of any.
@@ -53,7 +56,9 @@ class GatewayOptions:
     max_body_bytes: int = 8 * MIB
     request_timeout_s: float | None = 300.0
     max_outstanding_requests: int = 4096
+    head_timeout_s: float = 30.0
     body_timeout_s: float = 60.0
+    keepalive_timeout_s: float = 75.0
     api_dialect: Literal["openai", "perplexity"] = "openai"
     perplexity_max_items: int = 512
     perplexity_max_request_tokens: int = 120_000
@@ -65,7 +70,7 @@ class GatewayOptions:
         for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("request_timeout_s", "body_timeout_s"):
+        for name in ("request_timeout_s", "head_timeout_s", "body_timeout_s", "keepalive_timeout_s"):
             seconds = getattr(self, name)
             if seconds is not None and not seconds > 0:
                 raise ValueError(f"{name} is {seconds}; it must be more than 0")

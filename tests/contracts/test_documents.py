@@ -60,7 +60,9 @@ def test_figures_in_the_documents_are_the_defaults(repo_root: Path) -> None:
         options.max_items,
         options.max_request_tokens,
         options.max_body_bytes // 2**20,
+        options.head_timeout_s,
         options.body_timeout_s,
+        options.keepalive_timeout_s,
         options.max_outstanding_requests,
         options.request_timeout_s,
     ]

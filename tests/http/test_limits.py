@@ -161,18 +161,3 @@ async def test_a_bomb_is_413_and_takes_no_memory(encoding: str) -> None:
         assert (reply.status, reply.error["code"]) == (413, "body_too_large")
         assert peak_bytes < 30e6
         await server.assert_works()
-
-
-async def test_a_client_that_never_finishes_its_first_head_is_dropped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("gateway.listener._HEAD_S", 0.05)
-    async with serving() as server:
-        await server.assert_works()  # a connection that is only idle now
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(b"POST /v1/embeddings HTTP/1.1\r\nHost: ")
-        async with asyncio.timeout(10):
-            assert await reader.read() == b""
-        await until(lambda: server.connections == 1)
-        await server.assert_works()
-        writer.close()

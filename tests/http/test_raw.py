@@ -1,0 +1,185 @@
+"""What no well-behaved client sends, over raw sockets: every refusal has our JSON body and an id."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from tests.http.served import Served, until
+
+
+@dataclass(frozen=True)
+class Raw:
+    """The first answer on a connection, and whether the server closed it after."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def code(self) -> str:
+        code: str = json.loads(self.body)["error"]["code"]
+        return code
+
+
+async def ask(server: Served, *pieces: bytes) -> Raw:
+    """Send the pieces, each in a packet of its own, and read until the connection closes."""
+    async with asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.02)
+        received = await reader.read()
+        writer.close()
+    head, _, body = received.partition(b"\r\n\r\n")
+    lines = head.decode("latin-1").split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines[1:])
+    body = body[: int(headers.get("content-length", 0))]
+    return Raw(int(lines[0].split()[1]), headers, body)
+
+
+def request(line: str, *headers: str, body: bytes = b"") -> bytes:
+    lines = [line, "Host: x", "x-request-id: mine", "Connection: close", *headers]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+async def test_options_of_the_server_as_a_whole(server: Served) -> None:
+    raw = await ask(server, request("OPTIONS * HTTP/1.1"))
+    assert (raw.status, raw.headers["allow"], raw.body) == (204, "get, head, post, options", b"")
+
+
+@pytest.mark.parametrize("target", ["example.com:443", "x:80"])
+async def test_connect_is_refused_and_what_follows_is_not_read(server: Served, target: str) -> None:
+    raw = await ask(server, request(f"CONNECT {target} HTTP/1.1"), b"\x16\x03\x01 a TLS hello")
+    assert (raw.status, raw.code, raw.headers["connection"]) == (405, "method_not_allowed", "close")
+    assert raw.headers["x-request-id"] == "mine"
+    await server.assert_works()
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "code"),
+    [
+        ("GET http://elsewhere HTTP/1.1", 404, "not_found"),
+        ("GET //[/ HTTP/1.1", 404, "not_found"),
+        ("GET /%zz%00 HTTP/1.1", 404, "not_found"),
+        ("PROPFIND /v1/embeddings HTTP/1.1", 405, "method_not_allowed"),
+        ("TRACE /v1/embeddings HTTP/1.1", 405, "method_not_allowed"),
+        ("GET /v1/embeddings HTTP/1.1", 405, "method_not_allowed"),
+    ],
+)
+async def test_targets_and_methods_that_lead_nowhere(
+    server: Served, line: str, status: int, code: str
+) -> None:
+    raw = await ask(server, request(line))
+    assert (raw.status, raw.code, raw.headers["x-request-id"]) == (status, code, "mine")
+    assert raw.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("expect", ["200-ok", "100-continue, x", "\xff"])
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        ("/v1/embeddings", "error"),
+        ("/embed", "error_type"),
+        ("/v1/contextualizedembeddings", "detail"),
+        ("/v2/embed", "message"),
+        ("/health", "error"),
+        ("/nowhere", "error"),
+    ],
+)
+async def test_other_expectations_are_417_in_the_words_of_the_route(
+    server: Served, path: str, key: str, expect: str
+) -> None:
+    raw = await ask(
+        server, request(f"POST {path} HTTP/1.1", f"Expect: {expect}", "Content-Length: 2", body=b"{}")
+    )
+    assert (raw.status, raw.headers["x-request-id"]) == (417, "mine")
+    assert key in json.loads(raw.body)
+    assert raw.headers["connection"] == "close"
+    await server.assert_works()
+
+
+async def test_a_client_that_waits_for_100_gets_it_and_then_its_answer(server: Served) -> None:
+    body = b'{"input": [5, 6, 7]}'
+    head = request("POST /v1/embeddings HTTP/1.1", "Expect: 100-continue", f"Content-Length: {len(body)}")
+    async with asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(head)
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(body)
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 OK\r\n")
+        writer.close()
+
+
+HEAD = b"POST /embed HTTP/1.1\r\nHost: x\r\nx-request-id: mine\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "chunks", [b"5\r\nabc\r\nzz\r\n", b"zz\r\nabc\r\n", b"f" * 30 + b"\r\nabc", b"-1\r\n\r\n"]
+)
+async def test_a_broken_body_behind_its_head_is_told_at_once_in_the_words_of_the_route(
+    server: Served, chunks: bytes
+) -> None:
+    """aiohttp's parser fails where nobody waits; who waits would do so until the body's time is over."""
+    raw = await ask(server, HEAD, chunks)
+    assert (raw.status, raw.headers["x-request-id"], raw.headers["connection"]) == (422, "mine", "close")
+    error = json.loads(raw.body)
+    assert error["error_type"] == "Validation"
+    assert error["error"].startswith("the body cannot be read: ")
+    assert "\n" not in error["error"]
+    await until(lambda: server.connections == 0)
+    await server.assert_works()
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embed", "/health"])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b" HTTP/1.1\r\nHost x\r\n\r\n",
+        b" HTTP/1.1\r\nHo st: x\r\n\r\n",
+        b" HTTP/1.1\r\nHost: a\x00b\r\n\r\n",
+        b" HTTP/1.1\r\nHost: a\r\n folded\r\n\r\n",
+        b" HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b" HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: what\r\n\r\n",
+        b" HTTP/1.1\r\nHost: x\r\n" + b"x: y\r\n" * 500 + b"\r\n",
+        b" HTTP/1.1\r\nHost: x\r\nx: " + b"y" * 20_000 + b"\r\n\r\n",
+        b" HTTP/1.1\r\n\r\n",
+        b" HTTP/7\r\nHost: x\r\n\r\n",
+    ],
+)
+async def test_what_cannot_be_read_is_400_whatever_its_path(server: Served, path: str, rest: bytes) -> None:
+    raw = await ask(server, b"POST " + path.encode() + rest)
+    assert (raw.status, raw.code) == (400, "invalid_http")
+    assert raw.headers["content-type"] == "application/json"
+    assert raw.headers["x-request-id"]
+    assert raw.headers["connection"] == "close"
+    await server.assert_works()
+
+
+async def test_strays_are_counted_under_no_path_of_theirs(server: Served) -> None:
+    await ask(server, request("CONNECT x:80 HTTP/1.1"))
+    await ask(server, b"BREW /pot HTTP/1.1\r\nHost: x\r\n\r\n")
+    page = (await server.send("GET", "/metrics")).body.decode()
+    assert 'ivy_errors_total{code="invalid_http"} 1' in page
+    assert 'ivy_errors_total{code="method_not_allowed"} 1' in page
+    assert 'ivy_requests_total{route="other",status="405"} 1' in page
+    assert "pot" not in page
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+async def test_offers_to_upgrade_are_passed_over(server: Served, protocol: str) -> None:
+    """Some clients offer HTTP/2 with every first request."""
+    body = b'{"input": [5, 6, 7]}'
+    head = (
+        "POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\n"
+        f"Upgrade: {protocol}\r\nHTTP2-Settings: AAMAAABk\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    async with asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(head.encode() + body)
+        assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+        writer.close()

@@ -1,0 +1,153 @@
+"""Clients that send too slowly, a connection's first request or a later one: none holds it for long."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from gateway.options import GatewayOptions
+from tests.http.served import Served, serving, until
+
+BODY = json.dumps({"input": [5, 6, 7]}).encode()
+HEAD = (
+    b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\n\r\n" % len(BODY)
+)
+# What a test waits for is a twentieth of this, and what it must not wait for twenty times as long.
+FAR_S = 60.0
+
+
+@asynccontextmanager
+async def impatient(
+    head_s: float = FAR_S, body_s: float = FAR_S, idle_s: float = FAR_S
+) -> AsyncIterator[Served]:
+    options = GatewayOptions(head_timeout_s=head_s, body_timeout_s=body_s, keepalive_timeout_s=idle_s)
+    async with serving(options) as server, asyncio.timeout(20):
+        yield server
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bytes]:
+    """Status, head and body of the next answer."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = next(line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:"))
+    return int(head.split()[1]), head, await reader.readexactly(int(length.split(b":")[1]))
+
+
+async def drip(writer: asyncio.StreamWriter, data: Iterator[bytes]) -> None:
+    """A few bytes at a time, until the server has had enough."""
+    with suppress(ConnectionError):
+        for piece in data:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+
+def endless_head() -> Iterator[bytes]:
+    yield b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\n"
+    while True:
+        yield b"x: y\r\n"
+
+
+def endless_body() -> Iterator[bytes]:
+    yield b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"
+    while True:
+        yield b" "
+
+
+async def connected(server: Served, earlier: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection on which `earlier` requests were served."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    for _ in range(earlier):
+        writer.write(HEAD + BODY)
+        assert (await answer(reader))[0] == 200
+    return reader, writer
+
+
+@pytest.mark.parametrize("earlier", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("limits", "data", "code"),
+    [({"head_s": 0.2}, endless_head, "head_timeout"), ({"body_s": 0.2}, endless_body, "body_timeout")],
+    ids=["head", "body"],
+)
+async def test_what_drips_in_is_408_and_the_connection_closes(
+    limits: dict[str, float], data: object, code: str, earlier: int
+) -> None:
+    assert callable(data)
+    async with impatient(**limits) as server:
+        reader, writer = await connected(server, earlier)
+        dripping = asyncio.ensure_future(drip(writer, data()))
+        status, head, body = await answer(reader)
+        assert (status, json.loads(body)["error"]["code"]) == (408, code)
+        assert "0.2 s" in json.loads(body)["error"]["message"]
+        assert b"Connection: close" in head
+        assert b"x-request-id: " in head
+        dripping.cancel()
+        if code == "head_timeout":  # of a body aiohttp reads on for 10 s, so that the client sees the answer
+            assert await reader.read() == b""
+        writer.close()
+        await until(lambda: server.connections == 0)
+        await server.assert_works()
+
+
+async def test_a_head_that_stops_is_408_too() -> None:
+    async with impatient(head_s=0.2) as server:
+        reader, writer = await connected(server, 1)
+        writer.write(HEAD[:20])
+        assert (await answer(reader))[0] == 408
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_head_in_pieces_within_the_limit_is_served() -> None:
+    async with impatient(head_s=5.0) as server:
+        reader, writer = await connected(server, 0)
+        for _ in range(2):
+            for start in range(0, len(HEAD), 40):
+                writer.write(HEAD[start : start + 40])
+                await asyncio.sleep(0.005)
+            writer.write(BODY)
+            assert (await answer(reader))[0] == 200
+        writer.close()
+
+
+async def test_a_timer_of_a_head_that_came_does_not_end_a_long_request() -> None:
+    async with impatient(head_s=0.1) as server:
+        reader, writer = await connected(server, 0)
+        for piece in (HEAD[:30], HEAD[30:], BODY[:5]):
+            writer.write(piece)
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)  # its body has a limit of its own
+        writer.write(BODY[5:])
+        assert (await answer(reader))[0] == 200
+        writer.close()
+
+
+@pytest.mark.parametrize("earlier", [0, 2])
+async def test_a_connection_on_which_nothing_comes_is_closed(earlier: int) -> None:
+    async with impatient(idle_s=0.2) as server:
+        reader, writer = await connected(server, earlier)
+        assert await reader.read() == b""
+        await until(lambda: server.connections == 0)
+        writer.close()
+
+
+async def test_an_idle_connection_outlives_the_limits_of_heads_and_bodies() -> None:
+    async with impatient(head_s=0.05, body_s=0.05) as server:
+        reader, writer = await connected(server, 1)
+        await asyncio.sleep(0.3)
+        writer.write(HEAD + BODY)
+        assert (await answer(reader))[0] == 200
+        writer.close()
+
+
+async def test_a_head_begun_behind_a_request_is_limited_as_well() -> None:
+    async with impatient(head_s=0.2, idle_s=1.0) as server:
+        reader, writer = await connected(server, 0)
+        writer.write(HEAD + BODY + HEAD[:20])
+        assert (await answer(reader))[0] == 200
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
