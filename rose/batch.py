@@ -5,7 +5,7 @@ This and `rose.errors` are all that `gateway` and `scheduler` may see of `rose`.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Literal, Protocol
@@ -197,6 +197,16 @@ class EngineInfo:
             KeyError: the model does not give one of them.
         """
         return 4 * sum(self.token_outputs[kind] for kind in kinds)
+
+    def most_tokens(self, kinds: Collection[TokenOutput]) -> int:
+        """The most tokens of a step that gives these kinds of each.
+
+        Raises:
+            KeyError: the model does not give one of them.
+        """
+        if not kinds:
+            return self.max_batch_tokens
+        return min(self.max_batch_tokens, self.max_token_bytes // self.bytes_a_token(kinds))
 
 
 class Engine(Protocol):

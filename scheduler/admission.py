@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rose.batch import Int32
+from rose.batch import EngineInfo, Int32, TokenOutput
 from scheduler.errors import Backlog, QueueFull
 from scheduler.metrics import SchedulerMetrics
 from scheduler.options import SchedulerOptions
@@ -51,6 +51,23 @@ def check_spans(sequences: Sequence[Int32], spans: Sequence[Int32 | None], max_r
             raise ValueError(f"spans {own.tolist()} do not lie within a sequence of {len(ids)} tokens")
         num_rows += len(own)
     return num_rows
+
+
+def check_token_outputs(
+    sequences: Sequence[Int32], token_outputs: frozenset[TokenOutput], info: EngineInfo
+) -> None:
+    """Refuse what the engine does not give of a token, and sequences for which it would be too much.
+
+    Raises:
+        ValueError: see above.
+    """
+    unknown = sorted(token_outputs - info.token_outputs.keys())
+    if unknown:
+        raise ValueError(f"the engine gives no {unknown[0]} of a token")
+    most = info.most_tokens(token_outputs)
+    longest = max(map(len, sequences))
+    if longest > most:
+        raise ValueError(f"sequence has {longest} tokens; a step gives {', '.join(token_outputs)} of {most}")
 
 
 def check_room(

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Protocol, runtime_checkable
 
-from rose.batch import Engine, Int32, RaggedBatch
+from rose.batch import NO_TOKEN_OUTPUTS, Engine, Int32, RaggedBatch, TokenOutput
 from rose.errors import EngineDeadError, OutOfMemoryError, StepError
-from scheduler.admission import check_lengths, check_room, check_spans
+from scheduler.admission import check_lengths, check_room, check_spans, check_token_outputs
 from scheduler.errors import Draining, EngineDead, SchedulerError, StepFailed, StepOutOfMemory
 from scheduler.inflight import InFlight, Step
 from scheduler.metrics import SchedulerMetrics
@@ -62,7 +62,7 @@ class Batcher:
         self._on_dead = on_dead
         self._clock = clock
         self._pacer = Pacer(self._info, options)
-        self._queue = SequenceQueue()
+        self._queue = SequenceQueue(self._info.most_tokens)
         self._in_flight = InFlight()
         self._jobs: set[Job] = set()
         self._metrics = SchedulerMetrics()
@@ -120,19 +120,21 @@ class Batcher:
         token_type_ids: Sequence[Int32 | None] | None = None,
         deadline_s: float | None = None,
         spans: Sequence[Int32 | None] | None = None,
+        token_outputs: frozenset[TokenOutput] = NO_TOKEN_OUTPUTS,
     ) -> JobResult:
         """Vectors of `sequences` (each i32[n], 1 <= n <= engine.info.max_batch_tokens), a row each.
 
         token_type_ids: a row as long as its sequence, or None for zeros. deadline_s: seconds until
         the last sequence must have been launched. spans: i32[k, 2] of a sequence, which then gives k rows,
-        means of its tokens [start, end); None: one row. Cancelling the call drops what still waits.
+        means of its tokens [start, end); None: one row. token_outputs: what is wanted of each token besides.
+        Cancelling the call drops what still waits.
 
         Raises:
             QueueFull, Draining, EngineDead: refused; nothing was accepted.
             DeadlineExpired, StepFailed, StepOutOfMemory, Draining, EngineDead: accepted, but ended so.
-            ValueError: no sequence, or one of an impossible length.
+            ValueError: no sequence, or one of an impossible length; or no such token outputs.
         """
-        job = self._accept(sequences, token_type_ids, deadline_s, spans)
+        job = self._accept(sequences, token_type_ids, deadline_s, spans, token_outputs)
         try:
             result = await job.future
         except asyncio.CancelledError:
@@ -155,12 +157,15 @@ class Batcher:
         token_type_ids: Sequence[Int32 | None] | None,
         deadline_s: float | None,
         spans: Sequence[Int32 | None] | None,
+        token_outputs: frozenset[TokenOutput],
     ) -> Job:
         """Queue a job, or raise; see `run`."""
         num_tokens = check_lengths(sequences, token_type_ids, self._info.max_batch_tokens)
         num_rows = len(sequences)
         if spans is not None:
             num_rows = check_spans(sequences, spans, self._info.max_batch_seqs)
+        if token_outputs:
+            check_token_outputs(sequences, token_outputs, self._info)
         try:
             self._check_open()
             rate = self._pacer.cost.tokens_per_s
@@ -172,7 +177,8 @@ class Batcher:
             raise
         now_s = self._clock()
         deadline = inf if deadline_s is None else now_s + deadline_s
-        job = Job(num_rows, self._loop.create_future(), now_s, deadline)
+        future = self._loop.create_future()
+        job = Job(num_rows, future, now_s, deadline, token_outputs=token_outputs, num_tokens=num_tokens)
         self._jobs.add(job)
         if deadline < self._deadline_s:
             self._expire_at(deadline)
@@ -257,7 +263,9 @@ class Batcher:
         finally:  # not before: the device works meanwhile
             self._metrics.count_launch(num_tokens, len(sequences))
         predicted_s = self._pacer.cost.predict(num_tokens, len(sequences)) / 1e3
-        self._in_flight.add(Step(sequences, num_tokens, batch.num_rows, lazy, now_s, predicted_s))
+        rows, kinds = batch.num_rows, batch.token_outputs
+        step = Step(sequences, num_tokens, rows, lazy, now_s, predicted_s, token_outputs=kinds)
+        self._in_flight.add(step)
         self._launched.set()
         if self._watchdog is None:
             self._watch()
@@ -296,8 +304,7 @@ class Batcher:
         measurable = step.alone or not step.lazy.done
         try:
             result = await step.lazy
-            if len(result.vectors) != step.num_rows:
-                raise StepError(f"{len(result.vectors)} vectors for {step.num_rows} sequences or spans")
+            step.check(result)
         except Exception as error:
             self._in_flight.finish(self._clock())
             self._step_failed(step.sequences, error)
@@ -350,7 +357,7 @@ class Batcher:
 
 
 def _pack(sequences: list[JobSequence]) -> RaggedBatch:
-    """The batch of `sequences`; most have neither token types nor spans."""
+    """The batch of `sequences`; most have neither token types nor spans, and want nothing of tokens."""
     types = [sequence.token_type_ids for sequence in sequences]
     has_types = any(row is not None for row in types)
     spans = [sequence.spans for sequence in sequences]
@@ -358,4 +365,5 @@ def _pack(sequences: list[JobSequence]) -> RaggedBatch:
         [sequence.input_ids for sequence in sequences],
         types if has_types else None,
         spans if any(own is not None for own in spans) else None,
+        NO_TOKEN_OUTPUTS.union(*[sequence.job.token_outputs for sequence in sequences]),
     )

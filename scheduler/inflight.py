@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from rose.batch import LazyTensor
+from rose.batch import NO_TOKEN_OUTPUTS, BatchResult, LazyTensor, TokenOutput
+from rose.errors import StepError
 from scheduler.sequence import Sequence
 
 
@@ -13,7 +14,7 @@ from scheduler.sequence import Sequence
 class Step:
     """One launched batch. started_s: when the engine began with it, on the batcher's clock.
 
-    num_rows: of its result. alone: launched when nothing else ran, so that it began at once.
+    num_rows, token_outputs: of its result. alone: launched when nothing else ran, so that it began at once.
     """
 
     sequences: list[Sequence]
@@ -23,6 +24,20 @@ class Step:
     started_s: float
     predicted_s: float
     alone: bool = True
+    token_outputs: frozenset[TokenOutput] = NO_TOKEN_OUTPUTS
+
+    def check(self, result: BatchResult) -> None:
+        """See whether `result` has all that the batch asked for.
+
+        Raises:
+            StepError: it has not.
+        """
+        if len(result.vectors) != self.num_rows:
+            raise StepError(f"{len(result.vectors)} vectors for {self.num_rows} sequences or spans")
+        for kind in self.token_outputs:
+            count = len(result.tokens.get(kind, ()))
+            if count != self.num_tokens:
+                raise StepError(f"{kind} of {count} tokens; the batch has {self.num_tokens}")
 
     def __repr__(self) -> str:
         return f"<Step {len(self.sequences)} seqs, {self.num_tokens} tokens>"

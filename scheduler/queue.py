@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 
-from rose.batch import Int32
+from rose.batch import NO_TOKEN_OUTPUTS, Int32, TokenOutput
 from scheduler.sequence import Job, Sequence
 
 # Rows of ended jobs stay in the deque until popped, or until they outnumber the live ones by so many:
@@ -17,11 +18,13 @@ class SequenceQueue:
     """The deque of waiting sequences, and its counts.
 
     num_seqs, num_tokens: what waits and is still wanted; the rows of ended jobs count no longer.
+    most_tokens: of a batch that gives these outputs of each; not asked if there are none.
     """
 
-    __slots__ = ("_retries", "_waiting", "num_seqs", "num_tokens")
+    __slots__ = ("_most_tokens", "_retries", "_waiting", "num_seqs", "num_tokens")
 
-    def __init__(self) -> None:
+    def __init__(self, most_tokens: Callable[[frozenset[TokenOutput]], int] = lambda _: 0) -> None:
+        self._most_tokens = most_tokens
         self._waiting: deque[Sequence] = deque()
         self._retries = 0
         self.num_seqs = 0
@@ -35,13 +38,15 @@ class SequenceQueue:
         spans: Rows[Int32 | None] | None = None,
     ) -> None:
         """Put all of `job` at the end: input_ids i32[n] each, token_type_ids as long, spans i32[k, 2]."""
-        row = 0
+        row = num_tokens = 0
         for index, ids in enumerate(input_ids):
             types = None if token_type_ids is None else token_type_ids[index]
             sequence = Sequence(job, row, ids, types, None if spans is None else spans[index])
+            sequence.first_token = num_tokens
             self._waiting.append(sequence)
             row += sequence.num_rows
-        num_seqs, num_tokens = len(input_ids), sum(map(len, input_ids))
+            num_tokens += sequence.num_tokens
+        num_seqs = len(input_ids)
         self.num_seqs += num_seqs
         self.num_tokens += num_tokens
         job.waiting_seqs += num_seqs
@@ -56,6 +61,7 @@ class SequenceQueue:
         """
         batch: list[Sequence] = []
         tokens = rows = 0
+        kinds = NO_TOKEN_OUTPUTS
         while self._waiting and rows < max_rows:
             first = self._waiting[0]
             job = first.job
@@ -64,13 +70,16 @@ class SequenceQueue:
                 job.expire()
                 self.drop(job)
                 continue
+            together = kinds | job.token_outputs
+            limit = min(max_tokens, self._most_tokens(together)) if together else max_tokens
             if batch and (
-                tokens + first.num_tokens > max_tokens
+                tokens + first.num_tokens > limit
                 or rows + first.num_rows > max_rows
                 or first.retry != batch[0].retry
             ):
                 break
             self._waiting.popleft()
+            kinds = together
             job.waiting_seqs -= 1
             job.waiting_tokens -= first.num_tokens
             tokens += first.num_tokens

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Mapping
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rose.batch import BatchResult, Float32, Int8, Int32
+from rose.batch import NO_TOKEN_OUTPUTS, BatchResult, Float32, Int8, Int32, TokenOutput
 from scheduler.errors import DeadlineExpired, SchedulerError, StepFailed
 
 
@@ -20,12 +21,14 @@ class JobResult:
     vectors: f32[n, D]. int8: i8[n, D] or None. Views of the step's output when one step held the whole job.
     queue_ms: from acceptance to the launch of the first sequence.
     inference_ms: from there to the last sequence's result.
+    tokens: f32[T, W] of each kind that was asked for, all sequences' tokens end to end.
     """
 
     vectors: Float32
     int8: Int8 | None
     queue_ms: float
     inference_ms: float
+    tokens: Mapping[TokenOutput, Float32] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -35,6 +38,7 @@ class Job:
     arrived_s, deadline_s: on the batcher's clock; deadline_s is infinite for a job that has none.
     num_rows: of its result. launched_s: when its first sequence was launched.
     waiting_seqs, waiting_tokens: its part of the queue's counts; kept by SequenceQueue alone.
+    token_outputs: what its result holds for each of its num_tokens tokens.
     """
 
     num_rows: int
@@ -44,9 +48,12 @@ class Job:
     launched_s: float | None = None
     waiting_seqs: int = 0
     waiting_tokens: int = 0
+    token_outputs: frozenset[TokenOutput] = NO_TOKEN_OUTPUTS
+    num_tokens: int = 0
     _delivered: int = 0
     _vectors: Float32 | None = None
     _int8: Int8 | None = None
+    _tokens: dict[TokenOutput, Float32] = field(default_factory=dict)
 
     @property
     def done(self) -> bool:
@@ -63,13 +70,13 @@ class Job:
         if not self.future.done():
             self.future.set_exception(DeadlineExpired(self.deadline_s - self.arrived_s))
 
-    def deliver(self, first_row: int, rows: BatchResult, now_s: float) -> None:
-        """Take rows [first_row, first_row + len(rows.vectors)) of the job; end it with the last ones."""
+    def deliver(self, first: Sequence, rows: BatchResult, now_s: float) -> None:
+        """Take the rows of the job's sequences from `first` on; end it with the last ones."""
         if self.future.done():
             return
-        count = len(rows.vectors)
+        count, first_row = len(rows.vectors), first.row
         if count == self.num_rows:
-            self._finish(rows.vectors, rows.int8, now_s)
+            self._finish(rows, now_s)
             return
         if self._vectors is None:
             self._vectors = np.empty((self.num_rows, *rows.vectors.shape[1:]), np.float32)
@@ -77,14 +84,18 @@ class Job:
         self._vectors[first_row : first_row + count] = rows.vectors
         if self._int8 is not None and rows.int8 is not None:
             self._int8[first_row : first_row + count] = rows.int8
+        for kind, values in rows.tokens.items():
+            if kind not in self._tokens:
+                self._tokens[kind] = np.empty((self.num_tokens, values.shape[1]), np.float32)
+            self._tokens[kind][first.first_token : first.first_token + len(values)] = values
         self._delivered += count
         if self._delivered == self.num_rows:
-            self._finish(self._vectors, self._int8, now_s)
+            self._finish(BatchResult(self._vectors, self._int8, tokens=self._tokens), now_s)
 
-    def _finish(self, vectors: Float32, int8: Int8 | None, now_s: float) -> None:
+    def _finish(self, rows: BatchResult, now_s: float) -> None:
         launched_s = now_s if self.launched_s is None else self.launched_s
         queue_ms, inference_ms = (launched_s - self.arrived_s) * 1e3, (now_s - launched_s) * 1e3
-        self.future.set_result(JobResult(vectors, int8, queue_ms, inference_ms))
+        self.future.set_result(JobResult(rows.vectors, rows.int8, queue_ms, inference_ms, rows.tokens))
 
     def __repr__(self) -> str:
         state = "done" if self.done else f"{self.waiting_seqs} waiting, {self._delivered} delivered"
@@ -95,10 +106,21 @@ class Sequence:
     """Row `row` of `job`, or rows from there: input_ids i32[n], token_type_ids i32[n] or None.
 
     spans: i32[k, 2], the parts of it whose means are wanted, k >= 1; None: all of it. num_rows: k, or 1.
+    first_token: the place of its first token among all of the job's.
     retry: 0, or the number of the half batch with which it runs again after the device ran out of memory.
     """
 
-    __slots__ = ("input_ids", "job", "num_rows", "num_tokens", "retry", "row", "spans", "token_type_ids")
+    __slots__ = (
+        "first_token",
+        "input_ids",
+        "job",
+        "num_rows",
+        "num_tokens",
+        "retry",
+        "row",
+        "spans",
+        "token_type_ids",
+    )
 
     def __init__(
         self,
@@ -115,6 +137,7 @@ class Sequence:
         self.spans = spans
         self.num_rows = 1 if spans is None else len(spans)
         self.num_tokens = len(input_ids)
+        self.first_token = 0
         self.retry = 0
 
     def __repr__(self) -> str:
@@ -131,7 +154,7 @@ def scatter(sequences: Rows[Sequence], result: BatchResult, now_s: float) -> Non
         job.fail(StepFailed(f"the model gave a vector with NaN or infinity for input[{own_row}]"))
     vectors, int8 = result.vectors, result.int8
     has_spans = len(vectors) != len(sequences)
-    start = first_row = 0
+    start = first_row = first_token = 0
     while start < len(sequences):
         job, end = sequences[start].job, start + 1
         while end < len(sequences) and sequences[end].job is job:
@@ -139,7 +162,11 @@ def scatter(sequences: Rows[Sequence], result: BatchResult, now_s: float) -> Non
         count = sum(sequence.num_rows for sequence in sequences[start:end]) if has_spans else end - start
         end_row = first_row + count
         rows = BatchResult(vectors[first_row:end_row], None if int8 is None else int8[first_row:end_row])
-        job.deliver(sequences[start].row, rows, now_s)
+        if result.tokens:
+            end_token = first_token + sum(sequence.num_tokens for sequence in sequences[start:end])
+            own = {kind: result.tokens[kind][first_token:end_token] for kind in job.token_outputs}
+            rows, first_token = replace(rows, tokens=own), end_token
+        job.deliver(sequences[start], rows, now_s)
         start, first_row = end, end_row
 
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from rose.batch import BatchResult, EngineInfo, Float32, Int32, RaggedBatch
+from rose.batch import BatchResult, EngineInfo, Float32, Int32, RaggedBatch, TokenOutput
 from rose.errors import EngineDeadError, EngineError, OutOfMemoryError
 
 
 def fake_info(
-    *, dimensions: int = 8, max_batch_tokens: int = 4096, max_batch_seqs: int = 64, has_int8: bool = False
+    *,
+    dimensions: int = 8,
+    max_batch_tokens: int = 4096,
+    max_batch_seqs: int = 64,
+    has_int8: bool = False,
+    token_outputs: Mapping[TokenOutput, int] | None = None,
 ) -> EngineInfo:
     """An EngineInfo with the limits that tests care about."""
     return EngineInfo(
@@ -30,6 +36,8 @@ def fake_info(
         normalize=True,
         has_int8=has_int8,
         attention=("fake",),
+        token_outputs=token_outputs or {},
+        unweighted_ids=(0, 1, 256, 257),
     )
 
 
@@ -53,6 +61,17 @@ def fake_vector(input_ids: Int32 | list[int], dimensions: int = 8) -> Float32:
     """f32[D]: what FakeEngine answers for one sequence without types, alone or in any batch."""
     vector: Float32 = fake_vectors(RaggedBatch.pack([np.asarray(input_ids, np.int32)]), dimensions)[0]
     return vector
+
+
+def fake_tokens(batch: RaggedBatch, kind: TokenOutput, width: int) -> Float32:
+    """f32[T, width]: a hash of a token's id, place and type; many lexical weights are 0."""
+    places = np.arange(batch.num_tokens + 1, dtype=np.int32)
+    values = fake_vectors(replace(batch, spans=np.stack([places[:-1], places[1:]], axis=1)), width)
+    if kind == "lexical":
+        values = np.maximum(values, 0)
+    if kind == "multi_vector":
+        values = values / np.linalg.norm(values, axis=1, keepdims=True)
+    return values
 
 
 class FakeLazyTensor:
@@ -200,4 +219,6 @@ class FakeEngine:
             return OutOfMemoryError(f"{batch.num_seqs} sequences do not fit")
         vectors = fake_vectors(batch, self._info.dimensions)
         int8 = np.rint(np.tanh(vectors) * 127).astype(np.int8) if self._info.has_int8 else None
-        return BatchResult(vectors, int8)
+        widths = self._info.token_outputs
+        tokens = {kind: fake_tokens(batch, kind, widths[kind]) for kind in batch.token_outputs}
+        return BatchResult(vectors, int8, tokens=tokens)
