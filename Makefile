@@ -98,6 +98,7 @@ test-long: $(VENV)/.installed-test
 aot: $(VENV)/.installed
 	$(PIP_INSTALL) -e '.[aot]'
 	$(BIN)/python -m rose.kernels.cuda.build
+	$(BIN)/python -m rose.aot.build_triton
 	$(BIN)/python -m rose.aot
 
 bench-cpu: $(VENV)/.installed-test

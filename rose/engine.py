@@ -19,8 +19,6 @@ from rose.cpu_engine import CpuEngine
 from rose.engine_options import DEFAULT_BATCH_TOKENS
 from rose.engine_options import EngineOptions as EngineOptions
 from rose.errors import EngineError, ModelLoadError
-from rose.kernels.dispatch import has_triton
-from rose.kernels.driver import start_triton
 from rose.limits import StepLimits
 from rose.models.registry import build_model
 from rose.weights import dummy_weights, open_weights
@@ -70,8 +68,6 @@ def load_engine(folder: Path, options: EngineOptions, *, dummy: bool, model_name
     dtype, device = settled.dtype, settled.device
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        if has_triton():
-            start_triton()
     weights = dummy_weights(config, options.seed, device) if dummy else open_weights(folder)
     try:
         model = build_model(config, weights, dtype, device, token_bucket(settled.max_batch_tokens))

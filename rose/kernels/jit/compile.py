@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.runtime.driver import driver
 
-# Triton's driver, loaded with the first kernel, is a module of this name and hides the package from then on.
-import cuda_utils.errors  # noqa: F401
+from rose.kernels.driver import start_triton
 from rose.kernels.early import current
+from rose.kernels.jit.prebuilt import PrebuiltFunction, PrebuiltKernel
 
-_compile_only: ContextVar[bool] = ContextVar("compile_only", default=False)
+log = logging.getLogger(__name__)
+
+if torch.cuda.is_available():
+    start_triton()
+
+# What `compiling` has met so far, by identity, where only that is wanted of a launch.
+_variants: ContextVar[dict[int, Any] | None] = ContextVar("variants", default=None)
 
 
 def kernel(*unspecialized: str) -> Callable[[Callable[..., None]], Any]:
-    """triton.jit whose `unspecialized` arguments never start another compilation.
+    """triton.jit of a kernel that may have been built ahead; `unspecialized` arguments start no compilation.
 
     Triton compiles one variant for integers that are 1, multiples of 16 and others, and for pointers that are
     16-byte aligned and others; token counts and slices of staging buffers take all of these while serving.
     """
     names = list(unspecialized)
-    decorate: Callable[[Callable[..., None]], Any] = triton.jit(
-        do_not_specialize=names, do_not_specialize_on_alignment=names
-    )
-    return decorate
+    rules = {"do_not_specialize": names, "do_not_specialize_on_alignment": names}
+    if triton.knobs.runtime.interpret:
+        interpreted: Callable[[Callable[..., None]], Any] = triton.jit(**rules)
+        return interpreted
+    return lambda function: PrebuiltFunction(function, **rules)
 
 
 def device_function(function: Callable[..., Any]) -> Any:
@@ -58,25 +69,47 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: object, **constants: 
     """Enqueue `kernel` on the current stream; within `compiling` only see to it that it is compiled."""
     early = int(current())
     options = {"PDL": early, "launch_pdl": True} if early else {"PDL": 0}
-    kernel.run(*arguments, grid=grid, warmup=_compile_only.get(), **constants, **options)
+    variants = _variants.get()
+    variant = kernel.run(*arguments, grid=grid, warmup=variants is not None, **constants, **options)
+    if variants is not None:
+        variants[id(variant)] = variant
 
 
 @contextmanager
 def compiling(threads: int) -> Iterator[None]:
-    """Kernels launched inside are compiled for their arguments, `threads` at a time, and not run.
+    """Kernels launched inside are made ready for their arguments, `threads` at a time, and not run.
 
-    A kernel takes 0.1 to 0.3 s the first time on a machine, milliseconds once Triton's disk cache has it.
+    A variant that was not built ahead takes 0.1 to 0.3 s the first time on a machine, milliseconds once
+    Triton's disk cache has it; so does the C module by which Triton launches kernels of one signature.
     What fails to compile raises when it is launched in earnest.
     """
-    token = _compile_only.set(True)
+    started = time.perf_counter()
+    variants: dict[int, Any] = {}
+    token = _variants.set(variants)
     try:
-        with (
-            ThreadPoolExecutor(threads, "triton-compile") as pool,
-            triton.AsyncCompileMode(pool, ignore_errors=True),
-        ):
-            yield
+        with ThreadPoolExecutor(threads, "triton-compile") as pool:
+            with triton.AsyncCompileMode(pool, ignore_errors=True):
+                yield
+            _make_launchers(pool, variants.values())
     finally:
-        _compile_only.reset(token)
+        _variants.reset(token)
+    built = sum(isinstance(variant, PrebuiltKernel) for variant in variants.values())
+    compiled, seconds = len(variants) - built, time.perf_counter() - started
+    log.info("Triton kernels: %d built ahead, %d compiled or cached, %.1f s", built, compiled, seconds)
+
+
+def _make_launchers(pool: ThreadPoolExecutor, variants: Iterable[Any]) -> None:
+    """Have Triton compile the C module of every signature, which it would do one by one at first launches."""
+    unlike: dict[tuple[object, ...], Any] = {}
+    for variant in variants:
+        with suppress(Exception):  # it failed to compile
+            kernel = variant.result() if hasattr(variant, "result") else variant
+            unlike.setdefault(tuple(kernel.src.signature.values()), kernel)
+    made = [
+        pool.submit(driver.active.launcher_cls, kernel.src, kernel.metadata) for kernel in unlike.values()
+    ]
+    for module in made:
+        module.exception()  # raised again by the first launch
 
 
 def block_of(width: int) -> int:

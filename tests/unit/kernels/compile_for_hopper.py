@@ -18,10 +18,11 @@ from types import ModuleType
 from unittest.mock import patch
 
 import torch
-from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from rose.aot import folders
+from rose.aot.build_triton import HopperDriver
 from rose.config import ModelConfig, load_config
 from rose.kernels import dispatch, early, gemm
 from rose.kernels.jit import activation, embedding, gated, norm, pooling, rope, rows
@@ -39,21 +40,9 @@ MAX_TOKENS = 2048
 MODULES = (activation, embedding, gated, gemm_jit, norm, pooling, rope, rows)
 
 
-class HopperDriver:
-    """As much of Triton's driver as compiling asks for."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
 def main(presets: Path, plans: str) -> None:
     driver.set_active(HopperDriver())
+    folders.default_folders = tuple  # what is built ahead has no PTX
     dispatch.uses_triton = lambda x: True
     projection.uses_table = lambda weight: True
     early._can_launch_early = lambda device: True
