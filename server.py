@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvloop
 from aiohttp import web
@@ -30,6 +30,7 @@ from gateway.options import GatewayOptions
 from gateway.process import beside, ended_within, leave, quiet_collector, set_up_logging
 from gateway.startup import Port
 from gateway.tokenization.huggingface import HuggingFaceTokenizer
+from gateway.verification_texts import TEXTS
 from rose import flags as rose_flags
 from rose.batch import Engine
 from rose.config import load_config
@@ -41,6 +42,9 @@ from scheduler.batcher import Batcher
 from scheduler.errors import SchedulerError
 from scheduler.options import SchedulerOptions
 from scheduler.warmup import warm_up
+
+if TYPE_CHECKING:  # for servers that trace only
+    from gateway.tracing import Tracing
 
 VERSION = "0.1.0"
 STARTED_S = time.perf_counter()
@@ -57,6 +61,7 @@ class ServerOptions:
 
     tokenizer: a tokenizer.json; None: the model folder's, if it has one.
     drain_s: seconds that a shutdown gives accepted requests.
+    traces: the OTLP collector's URL; "": as the OTEL_* variables say; None: none.
     """
 
     model: str
@@ -64,6 +69,7 @@ class ServerOptions:
     tokenizer: Path | None
     drain_s: float
     log_level: str
+    traces: str | None
     listen: ListenOptions
     engine: EngineOptions
     scheduler: SchedulerOptions
@@ -130,6 +136,7 @@ def parse_options(argv: Sequence[str] | None = None) -> ServerOptions:
             tokenizer=args.tokenizer,
             drain_s=args.drain_s,
             log_level=args.log_level,
+            traces=gateway_flags.traces_endpoint(args, os.environ),
             listen=listening.listen_options(args),
             engine=rose_flags.engine_options(args),
             scheduler=scheduler_flags.scheduler_options(args, args.max_batch_tokens),
@@ -177,12 +184,28 @@ def load_tokenizer(options: ServerOptions, folder: ModelFolder) -> HuggingFaceTo
     return HuggingFaceTokenizer.from_file(path)
 
 
+def start_tracing(endpoint: str | None) -> Tracing | None:
+    """What makes traces and sends them; nothing of it is even imported where none are wanted.
+
+    Raises:
+        StartError: the packages for it are missing.
+    """
+    if endpoint is None:
+        return None
+    try:
+        from gateway.tracing import Tracing
+    except ModuleNotFoundError as error:
+        raise StartError(f"traces need the extra `otel`: pip install 'bouquet[otel]' ({error})") from error
+    return Tracing.exporting(endpoint, VERSION)
+
+
 class Server:
     """A port, and once the model is loaded, the rooms behind it."""
 
     def __init__(self, options: ServerOptions, port: Port) -> None:
         self._options = options
         self._port = port
+        self._tracing: Tracing | None = None
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:
@@ -210,6 +233,7 @@ class Server:
 
     async def _start(self) -> tuple[Engine, Batcher, web.Application]:
         options = self._options
+        self._tracing = start_tracing(options.traces)
         resolving = beside(lambda: resolve(options.model, options.load_format))
         loading = beside(lambda: load(options, resolving.result()))
         folder = await asyncio.wrap_future(resolving)
@@ -230,6 +254,7 @@ class Server:
             tokenizer,
             describe=lambda: {**static, "revision": folder.revision, "engine": engine.stats()},
             engine_stats=engine.stats,
+            tracing=self._tracing,
         )
         await self._port.serve(app)
         quiet_collector()
@@ -240,12 +265,17 @@ class Server:
 
     async def _stop(self, batcher: Batcher) -> None:
         """Refuse what is new, finish what was accepted, then close from the outside in."""
+        ends_s = time.perf_counter() + self._options.drain_s + CLOSE_S
         await batcher.close(self._options.drain_s)
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._port.close()
         except TimeoutError:
             logger.warning("some clients did not read their answers within %s s", CLOSE_S)
+        if self._tracing is not None:
+            left_s = max(0.0, ends_s - time.perf_counter())
+            if not await ended_within(left_s, self._tracing.close):
+                logger.warning("the last traces could not be sent within %.3g s", left_s)
 
     def _on_signal(self, number: int) -> None:
         if self._ended.done():
@@ -260,7 +290,7 @@ class Server:
 
 
 def verify(argv: Sequence[str]) -> int:
-    """Compare a model's vectors with those of its authors' code; 0 if all are near enough, else 1."""
+    """Compare what a model gives with what its authors' code gives; 0 if all is near enough, else 1."""
     parser = _Parser(prog="server.py verify", description="Compare a model with transformers, text by text.")
     rose_flags.add_model_flags(parser.add_argument_group("model"))
     rose_flags.add_engine_flags(parser.add_argument_group("batches and memory"))
@@ -278,12 +308,12 @@ def verify(argv: Sequence[str]) -> int:
         engine = load_engine(
             folder.path, rose_flags.engine_options(args), dummy=False, model_name=folder.name
         )
-        findings = verification.verify(verification.TEXTS, tokenizer, engine, oracle)
+        findings = verification.verify(TEXTS, tokenizer, engine, oracle)
     except (ModelLoadError, EngineError) as error:
         return failed(error)
-    threshold = verification.THRESHOLDS[engine.info.dtype] if args.threshold is None else args.threshold
-    print("\n".join(verification.describe(findings, threshold)))
-    return 0 if verification.passed(findings, threshold) else START_FAILED
+    wanted = verification.criterion(engine.info, args)
+    print("\n".join(verification.describe(findings, wanted)))
+    return 0 if verification.passed(findings, wanted) else START_FAILED
 
 
 def yield_between_forwards() -> None:

@@ -1,4 +1,4 @@
-"""Whether a model's vectors are what its authors' code gives: the texts, the comparison, the verdict.
+"""Whether a model gives what its authors' code gives: the comparison and the verdict.
 
 Knows neither torch nor transformers: the oracle behind the Protocol does.
 """
@@ -6,73 +6,90 @@ Knows neither torch nor transformers: the oracle behind the Protocol does.
 from __future__ import annotations
 
 import argparse
+import asyncio
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
-from gateway.tokenization.base import Tokenizer
-from rose.batch import Engine, Float32, Int32, RaggedBatch
-
-# A dozen scripts; one word, one sentence, one page; what tokenizers stumble over. None begins or ends with a
-# blank: sentence-transformers strips those, a server does not.
-TEXTS: tuple[str, ...] = (
-    "a",
-    "Hello, world!",
-    "What is the capital of France?",
-    "THE QUICK BROWN FOX, the quick brown fox; The Quick Brown Fox.",
-    "Der Fluss führt im Frühling mehr Wasser als im Spätsommer, weil oben der Schnee schmilzt.",
-    "Où se trouve la bibliothèque municipale, s'il vous plaît ?",
-    "El niño comió una manzana y después se durmió bajo el árbol.",
-    "Проверка того, что вектор предложения не зависит от соседей по пакету.",
-    "今天的天气很好，我们去公园散步吧。",
-    "吾輩は猫である。名前はまだ無い。",
-    "오늘은 비가 와서 집에서 책을 읽었습니다.",
-    "القطار يصل إلى المحطة في الساعة الثامنة صباحا.",
-    "השמש זורחת מעל הים בשעת בוקר מוקדמת.",
-    "नदी के किनारे बैठकर बच्चे पत्थर फेंक रहे थे।",
-    "วันนี้อากาศดีมาก เราไปเดินเล่นที่สวนสาธารณะกันเถอะ",
-    "Η θάλασσα ήταν ήρεμη και ο ουρανός καθαρός.",
-    "İstanbul'da ılık bir akşamüstü, çay bahçesinde oturuyorduk.",
-    "Trời hôm nay đẹp quá, chúng ta đi dạo công viên nhé.",
-    "Cafe\u0301 or café: one accent, two spellings; ﬁne ligatures, ½ and ²; full-width ＡＢＣ１２３.",
-    "🙂 Emoji 👩‍👩‍👧‍👦 in a row 🇩🇪🇯🇵, and a zero\u200bwidth space.",
-    "def norm(x: list[float]) -> float:\n    return sum(v * v for v in x) ** 0.5\n\nprint(norm([3.0]))",
-    '{"id": 1234567890, "price": 3.14159, "tags": ["a", "b"], "ok": true, "none": null}',
-    "https://example.org/path/to/page?query=embedding&lang=en#section-2 and user@example.org",
-    "tabs\tand\nnewlines\r\nand    many     spaces",
-    "antidisestablishmentarianism Donaudampfschifffahrtsgesellschaft llanfairpwllgwyngyll",
-    " ".join(
-        f"Sentence {number} of a text that is longer than any attention window." for number in range(40)
-    ),
-    "水" * 200,
+from gateway.templates import (
+    PairTexts,
+    Parts,
+    SingleTemplate,
+    Template,
+    cut,
+    pair_template,
+    text_tokenizer,
 )
+from gateway.tokenization.base import Tokenizer
+from gateway.tokenization.pool import TokenizerPool
+from rose.batch import Engine, EngineInfo, Float32, Int32, RaggedBatch
 
-# Cosines that rounding alone explains, by the engine's dtype.
-THRESHOLDS = {"float32": 0.99999, "bfloat16": 0.999, "float16": 0.999}
+# What rounding alone explains, by the engine's dtype: cosines of vectors, and differences of logits and of
+# SPLADE's weights, which are no vectors whose length is free.
+COSINES = {"float32": 0.99999, "bfloat16": 0.999, "float16": 0.999}
+DIFFERENCES = {"float32": 0.001, "bfloat16": 0.25, "float16": 0.25}
+
+# A text, or a query and a document.
+Case = tuple[str, ...]
+# Ids i32[n] and token types i32[n]; None: all zero.
+Encoded = tuple[Int32, Int32 | None]
 
 
 class Oracle(Protocol):
-    """The model by its authors' code, one text at a time."""
+    """The model by its authors' code, one text or pair at a time."""
 
-    def token_ids(self, text: str) -> Int32 | None:
-        """Ids i32[n] of `text`, special tokens included; None: it has no tokenizer."""
+    def tokens(self, texts: Sequence[str], max_tokens: int) -> Encoded | None:
+        """What it makes of a case in at most max_tokens ids; None: it has no tokenizer."""
         ...
 
-    def vector(self, input_ids: Int32) -> Float32:
-        """f32[D] of a sequence i32[n] that is alone in its batch."""
+    def output(self, input_ids: Int32, token_type_ids: Int32 | None) -> Float32:
+        """f32[D] of a sequence i32[n] alone in its batch: a vector, raw logits or weights of words."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One text. same_ids: whether both sides made the same tokens of it. cosine: of the two vectors."""
+    """One case. same_ids: whether both sides made the same tokens, of the same types, of it.
+
+    cosine: of the two outputs. difference: the largest of any two of their numbers.
+    """
 
     text: str
     num_tokens: int
     same_ids: bool
     cosine: float
+    difference: float
+
+    @property
+    def name(self) -> str:
+        """Enough of the text to know it by."""
+        return repr(self.text if len(self.text) <= 48 else f"{self.text[:45]}...")
+
+
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """What is near enough: a cosine of at least `limit`, or a difference of at most `limit`."""
+
+    measure: Literal["cosine", "difference"]
+    limit: float
+
+    def of(self, finding: Finding) -> float:
+        """What is measured."""
+        return finding.cosine if self.measure == "cosine" else finding.difference
+
+    def met(self, finding: Finding) -> bool:
+        """Whether a case is near enough. NaN never is."""
+        value = self.of(finding)
+        return value >= self.limit if self.measure == "cosine" else value <= self.limit
+
+    def worst(self, findings: Sequence[Finding]) -> Finding:
+        """The farthest case; one with NaN if there is any."""
+        sign = -1.0 if self.measure == "cosine" else 1.0
+        distances = [sign * self.of(finding) for finding in findings]
+        return findings[int(np.argmax(np.where(np.isnan(distances), np.inf, distances)))]
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -81,74 +98,132 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--threshold",
         metavar="COSINE",
         type=float,
-        help="fail below it; default: 0.99999 in float32, 0.999 in 16 bits",
+        help="of vectors: fail below it; default: 0.99999 in float32, 0.999 in 16 bits",
     )
+    parser.add_argument(
+        "--tolerance",
+        metavar="DIFFERENCE",
+        type=float,
+        help="of raw logits and SPLADE's weights: fail above it; default: 0.001 in float32, 0.25 in 16 bits",
+    )
+
+
+def criterion(info: EngineInfo, args: argparse.Namespace) -> Criterion:
+    """By the model's task and dtype, unless a flag says otherwise."""
+    if info.task == "embed":
+        return Criterion("cosine", COSINES[info.dtype] if args.threshold is None else args.threshold)
+    return Criterion("difference", DIFFERENCES[info.dtype] if args.tolerance is None else args.tolerance)
 
 
 def verify(
     texts: Sequence[str], tokenizer: Tokenizer | None, engine: Engine, oracle: Oracle
 ) -> list[Finding]:
-    """Compare all texts: the engine's vectors come from ragged batches, the oracle's from single sequences.
+    """Compare all texts, and with a scorer pairs of them.
 
-    Without a tokenizer the ids are made up from the text. Texts longer than the model are cut, both sides
-    alike.
+    Ours come from ragged batches, the oracle's from single sequences; both get our tokens, which are made up
+    from the text if there is no tokenizer.
 
     Raises:
         rose.errors.EngineError: a step failed.
     """
     info = engine.info
+    cases = _cases(texts, info)
     sequences = (
-        [_made_up(text, info.vocab_size) for text in texts] if tokenizer is None else tokenizer.encode(texts)
+        [_made_up(case, info) for case in cases]
+        if tokenizer is None
+        else asyncio.run(_encode(cases, info, tokenizer))
     )
-    theirs = [None if tokenizer is None else oracle.token_ids(text) for text in texts]
-    cut = [sequence[: info.max_model_len] for sequence in sequences]
     findings = []
-    for text, ids, expected_ids, vector in zip(texts, cut, theirs, _vectors(engine, cut), strict=True):
-        same = expected_ids is None or np.array_equal(expected_ids[: info.max_model_len], ids)
-        findings.append(Finding(text, len(ids), same, _cosine(vector, oracle.vector(ids))))
+    for case, (ids, types), output in zip(cases, sequences, _outputs(engine, sequences), strict=True):
+        theirs = None if tokenizer is None else oracle.tokens(case, info.max_model_len)
+        same = theirs is None or _same((ids, types), theirs, typed=info.type_vocab_size > 1)
+        expected = oracle.output(ids, types)
+        distance = float(np.abs(output - expected).max())
+        findings.append(Finding(" | ".join(case), len(ids), same, _cosine(output, expected), distance))
     return findings
 
 
-def describe(findings: Sequence[Finding], threshold: float) -> Iterator[str]:
-    """Lines for people: what differs, then the worst cosine."""
+def describe(findings: Sequence[Finding], wanted: Criterion) -> Iterator[str]:
+    """Lines for people: what differs, then the worst case."""
     for finding in findings:
-        name = finding.text if len(finding.text) <= 48 else f"{finding.text[:45]}..."
         if not finding.same_ids:
-            yield f"other token ids: {name!r}"
-        if not finding.cosine >= threshold:
-            yield f"cosine {finding.cosine:.7f}, {finding.num_tokens} tokens: {name!r}"
-    worst = worst_cosine(findings)
-    verdict = "the same" if passed(findings, threshold) else "NOT the same"
-    yield f"{len(findings)} texts, worst cosine {worst:.7f} (at least {threshold:g} wanted): {verdict}"
+            yield f"other tokens: {finding.name}"
+        if not wanted.met(finding):
+            value = wanted.of(finding)
+            yield f"{wanted.measure} {value:.7f}, {finding.num_tokens} tokens: {finding.name}"
+    worst = wanted.worst(findings)
+    verdict = "the same" if passed(findings, wanted) else "NOT the same"
+    bound = "at least" if wanted.measure == "cosine" else "at most"
+    found = f"worst {wanted.measure} {wanted.of(worst):.7f} of {worst.name}"
+    yield f"{len(findings)} texts, {found} ({bound} {wanted.limit:g} wanted): {verdict}"
 
 
-def passed(findings: Sequence[Finding], threshold: float) -> bool:
-    """Whether every text has the same tokens, and vectors as near as `threshold`. NaN is never near."""
-    return all(finding.same_ids and finding.cosine >= threshold for finding in findings)
+def passed(findings: Sequence[Finding], wanted: Criterion) -> bool:
+    """Whether every case has the same tokens and a result that is near enough."""
+    return all(finding.same_ids and wanted.met(finding) for finding in findings)
 
 
-def worst_cosine(findings: Sequence[Finding]) -> float:
-    """The least of all; NaN if one is."""
-    return float(np.min([finding.cosine for finding in findings]))
+def _cases(texts: Sequence[str], info: EngineInfo) -> list[Case]:
+    """Each text, and for a scorer each with the one that follows; for one that reads a chat only those."""
+    singles: list[Case] = [(text,) for text in texts]
+    if info.task != "score":
+        return singles
+    pairs: list[Case] = list(zip(texts, [*texts[1:], texts[0]], strict=True))
+    return pairs if info.score_template == "qwen3" else singles + pairs
 
 
-def _made_up(text: str, vocab_size: int) -> Int32:
+async def _encode(cases: Sequence[Case], info: EngineInfo, tokenizer: Tokenizer) -> list[Encoded]:
+    """As the server does it: by its templates, and cut inside the texts to what the model takes."""
+    pool = TokenizerPool(text_tokenizer(info, tokenizer), threads=1, inline_chars=sys.maxsize)
+    single, pair = SingleTemplate(tokenizer.special_tokens), pair_template(info, tokenizer)
+    joined = []
+    for case in cases:
+        template: Template
+        parts: Parts
+        if len(case) == 1:
+            template, parts = single, (tokenizer.special_tokens.strip((await pool.encode(case))[0]),)
+        else:
+            template, parts = pair, (await pair.encode(PairTexts([case[0]], [case[1]]), pool))[0]
+        room = max(info.max_model_len - template.overhead, 0)
+        joined.append(template.join(cut(parts, room, keep_end=False)))
+    pool.close()
+    return joined
+
+
+def _made_up(case: Case, info: EngineInfo) -> Encoded:
     """Ids that depend on the text: its code points, spread over the vocabulary but for its first few ids."""
-    points = np.array([ord(character) for character in text], np.int64)
-    return (2 + points * 7919 % max(vocab_size - 2, 1)).astype(np.int32)
+    points = [np.array([ord(character) for character in text], np.int64) for text in case]
+    ids = 2 + np.concatenate(points) * 7919 % max(info.vocab_size - 2, 1)
+    types = np.repeat(np.arange(len(case)), [len(part) for part in points]).astype(np.int32)
+    count = info.max_model_len
+    typed = info.type_vocab_size > 1 and len(case) > 1
+    return ids.astype(np.int32)[:count], types[:count] if typed else None
 
 
-def _vectors(engine: Engine, sequences: Sequence[Int32]) -> Iterator[Float32]:
+def _same(ours: Encoded, theirs: Encoded, *, typed: bool) -> bool:
+    """Whether the ids are the same, and of models that tell types apart the types; None: all zero."""
+    if not np.array_equal(ours[0], theirs[0]):
+        return False
+    left, right = (np.zeros_like(ids) if types is None else types for ids, types in (ours, theirs))
+    return not typed or np.array_equal(left, right)
+
+
+def _outputs(engine: Engine, sequences: Sequence[Encoded]) -> Iterator[Float32]:
     """f32[D] of each, as many in a batch as the engine takes."""
-    batch: list[Int32] = []
-    for sequence in [*sequences, None]:
-        full = len(batch) == engine.info.max_batch_seqs
-        if sequence is None or full or sum(map(len, batch)) + len(sequence) > engine.info.max_batch_tokens:
-            if batch:
-                yield from engine.step(RaggedBatch.pack(batch)).result().vectors
+    batch: list[Encoded] = []
+    for sequence in sequences:
+        tokens = sum(len(ids) for ids, _ in [*batch, sequence])
+        if batch and (len(batch) == engine.info.max_batch_seqs or tokens > engine.info.max_batch_tokens):
+            yield from _step(engine, batch)
             batch = []
-        if sequence is not None:
-            batch.append(sequence)
+        batch.append(sequence)
+    yield from _step(engine, batch)
+
+
+def _step(engine: Engine, batch: Sequence[Encoded]) -> Float32:
+    """f32[B, D]."""
+    ids, types = zip(*batch, strict=True)
+    return engine.step(RaggedBatch.pack(ids, types)).result().vectors
 
 
 def _cosine(ours: Float32, theirs: Float32) -> float:

@@ -6,8 +6,9 @@ For `server.py verify` and tests only. Both packages are optional; texts only pa
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +26,21 @@ _POOLINGS = {"last": "lasttoken"}
 # Classes that transformers does not have: by which of its own they are, with an open mask.
 _OWN_CODE = {"PPLXQwen3Model": "Qwen3", "PPLXQwen3ContextualModel": "Qwen3"}
 
+# The chat of the model card of Qwen/Qwen3-Reranker-0.6B, as there. The server has a copy of its own, so that
+# a slip in either shows.
+_CHAT_START = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the "
+    'Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+_CHAT_END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+_TASK = "Given a web search query, retrieve relevant passages that answer the query"
+
+
+class _Output(Protocol):
+    """What the authors' code makes of one sequence: ids i64[1, n] and its other inputs, to f32[D]."""
+
+    def __call__(self, ids: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor: ...
+
 
 class TransformersOracle:
     """One sequence at a time, without padding: the simplest way to run the authors' code."""
@@ -33,60 +49,156 @@ class TransformersOracle:
         """Load the folder once more.
 
         Raises:
-            ModelLoadError: the packages are not installed, or cannot load it; or the model scores.
+            ModelLoadError: the packages are not installed, or cannot load it.
         """
-        if config.task != "embed":
-            raise ModelLoadError("verify compares vectors; this model gives scores")
         try:
-            self._model = _transformer(folder)
             self._tokenizer = _tokenizer(folder)
-            self._modules = _modules(folder, config)
+            self._output = _output(folder, config, self._tokenizer)
         except ImportError as error:
             raise ModelLoadError(f"verify needs sentence-transformers: {error}") from error
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:  # whatever a model's own code raises
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise ModelLoadError(f"transformers cannot load {folder}: {reason}") from error
+        self._chats = config.scorer is not None and config.scorer.template == "qwen3"
+
+    def tokens(self, texts: Sequence[str], max_tokens: int) -> tuple[Int32, Int32 | None] | None:
+        """Ids i32[n] of a text or a pair by the folder's own tokenizer class, cut as the authors' code cuts.
+
+        And token types i32[n], if the tokenizer gives any. None without a tokenizer.
+        """
+        if self._tokenizer is None:
+            return None
+        if self._chats:
+            return self._chat(*texts, max_tokens=max_tokens), None
+        encoded = self._tokenizer(*texts, truncation="longest_first", max_length=max_tokens)
+        types = encoded.get("token_type_ids")
+        return np.array(encoded["input_ids"], np.int32), None if types is None else np.array(types, np.int32)
+
+    def output(self, input_ids: Int32, token_type_ids: Int32 | None = None) -> Float32:
+        """f32[D] of a sequence i32[n]: the vector as the last module but Normalize leaves it, raw logits, or
+        SPLADE's weights.
+        """
+        inputs = {}
+        if token_type_ids is not None:
+            inputs["token_type_ids"] = torch.from_numpy(token_type_ids).long()[None]
+        with torch.inference_mode():
+            given: Float32 = self._output(torch.from_numpy(input_ids).long()[None], inputs).float().numpy()
+        return given
+
+    def _chat(self, query: str, document: str, *, max_tokens: int) -> Int32:
+        """Source: process_inputs on the model card."""
+
+        def ids(text: str) -> list[int]:
+            plain: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+            return plain
+
+        start, end = ids(_CHAT_START), ids(_CHAT_END)
+        body = ids(f"<Instruct>: {_TASK}\n<Query>: {query}\n<Document>: {document}")
+        return np.array(start + body[: max_tokens - len(start) - len(end)] + end, np.int32)
+
+
+class _Embedding:
+    """Hidden states through sentence-transformers' own modules."""
+
+    def __init__(self, folder: Path, config: ModelConfig) -> None:
+        self._model = _transformer(folder)
+        self._modules = _modules(folder, config)
         # transformers' decoders hide later tokens unless the mask is given in full.
         self._open_mask = not config.causal and config.architecture in ("qwen3", "qwen2", "llama")
 
-    def token_ids(self, text: str) -> Int32 | None:
-        """Ids i32[n] by the folder's own tokenizer class, special tokens included; None without one."""
-        if self._tokenizer is None:
-            return None
-        return np.array(self._tokenizer(text)["input_ids"], np.int32)
-
-    def vector(self, input_ids: Int32) -> Float32:
-        """f32[D] of a sequence i32[n], as the last module but Normalize leaves it."""
-        ids = torch.from_numpy(input_ids).long()[None]
-        count = len(input_ids)
-        given = {"attention_mask": torch.zeros(1, 1, count, count)} if self._open_mask else {}
-        with torch.inference_mode():
-            hidden = self._model(ids, **given).last_hidden_state
-            features = {"token_embeddings": hidden, "attention_mask": torch.ones_like(ids)}
-            for module in self._modules:
-                features = module(features)
-        vector: Float32 = features["sentence_embedding"][0].float().numpy()
+    def __call__(self, ids: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        count = ids.shape[1]
+        mask = {"attention_mask": torch.zeros(1, 1, count, count)} if self._open_mask else {}
+        hidden = self._model(ids, **mask, **inputs).last_hidden_state
+        features = {"token_embeddings": hidden, "attention_mask": torch.ones_like(ids)}
+        for module in self._modules:
+            features = module(features)
+        vector: torch.Tensor = features["sentence_embedding"][0]
         return vector
 
 
-def _transformer(folder: Path) -> Any:
-    """The bare transformer; of models with code of their own, transformers' class that they derive from."""
+class _Classes:
+    """The logits of a sequence classifier."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model = _loaded(folder, "AutoModelForSequenceClassification")
+
+    def __call__(self, ids: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        logits: torch.Tensor = self._model(ids, **inputs).logits[0]
+        return logits
+
+
+class _Answer:
+    """The logit of the token that means yes, less that of no, after a language model's last token."""
+
+    def __init__(self, folder: Path, config: ModelConfig, tokenizer: Any) -> None:
+        self._model = _loaded(folder, "AutoModelForCausalLM")
+        scorer = config.scorer
+        if scorer is None:
+            raise ValueError("no scorer")
+        self._yes, self._no = scorer.true_id, scorer.false_id
+        if tokenizer is not None and not (folder / "modules.json").is_file():
+            self._yes, self._no = (tokenizer.convert_tokens_to_ids(word) for word in ("yes", "no"))
+
+    def __call__(self, ids: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        del inputs  # language models have no token types
+        logits: torch.Tensor = self._model(ids).logits[0, -1]
+        return (logits[self._yes] - (0.0 if self._no is None else logits[self._no]))[None]
+
+
+class _Words:
+    """SPLADE's weights of a masked language model."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model = _loaded(folder, "AutoModelForMaskedLM")
+
+    def __call__(self, ids: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        logits: torch.Tensor = self._model(ids, **inputs).logits[0]
+        return torch.log1p(torch.relu(logits)).amax(0)
+
+
+def _output(folder: Path, config: ModelConfig, tokenizer: Any) -> _Output:
+    if config.task == "sparse":
+        return _Words(folder)
+    if config.scorer is None:
+        return _Embedding(folder, config)
+    return _Answer(folder, config, tokenizer) if config.scorer.kind == "tokens" else _Classes(folder)
+
+
+def _loaded(folder: Path, auto_class: str) -> Any:
+    """The model by one of transformers' Auto classes.
+
+    Raises:
+        ValueError: the folder lacks weights, which transformers would fill with random numbers.
+    """
     import transformers
 
     output: Any = transformers.utils.logging
     output.set_verbosity_error()  # verify prints what is wrong, and nothing else
     output.disable_progress_bar()
+    model, report = getattr(transformers, auto_class).from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True
+    )
+    missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)
+    if missing:
+        raise ValueError(f"{auto_class} finds no {missing[0]}")
+    return model.eval()
+
+
+def _transformer(folder: Path) -> Any:
+    """The bare transformer; of models with code of their own, transformers' class that they derive from."""
     fields = json.loads((folder / "config.json").read_text("utf-8"))
     names = fields.get("architectures") or [""]
     family = _OWN_CODE.get(names[0])
     if family is None:
-        model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32)
-    else:
-        settings = {key: value for key, value in fields.items() if key not in ("model_type", "auto_map")}
-        config = getattr(transformers, f"{family}Config")(**settings)
-        model = getattr(transformers, f"{family}Model").from_pretrained(
-            folder, config=config, dtype=torch.float32
-        )
+        return _loaded(folder, "AutoModel")
+    import transformers
+
+    settings = {key: value for key, value in fields.items() if key not in ("model_type", "auto_map")}
+    config = getattr(transformers, f"{family}Config")(**settings)
+    model = getattr(transformers, f"{family}Model").from_pretrained(
+        folder, config=config, dtype=torch.float32
+    )
     return model.eval()
 
 
@@ -98,10 +210,8 @@ def _tokenizer(folder: Path) -> Any:
     if (folder / "tokenizer_config.json").is_file():
         return transformers.AutoTokenizer.from_pretrained(folder)
     fast: Any = transformers.PreTrainedTokenizerFast
-    tokenizer = fast(tokenizer_file=str(folder / "tokenizer.json"))
-    tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.backend_tokenizer.no_padding()
-    return tokenizer
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    return fast(tokenizer_file=str(folder / "tokenizer.json"), model_input_names=names)
 
 
 def _modules(folder: Path, config: ModelConfig) -> list[Any]:

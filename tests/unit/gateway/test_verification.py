@@ -8,16 +8,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gateway.verification import TEXTS, THRESHOLDS, describe, passed, verify
-from rose.batch import BatchResult, Engine, Float32, Int32, RaggedBatch
+from gateway.tokenization.base import PairTokens, SpecialTokens
+from gateway.verification import COSINES, DIFFERENCES, Criterion, describe, passed, verify
+from gateway.verification_texts import TEXTS
+from rose.batch import BatchResult, EngineInfo, Float32, Int32, RaggedBatch
 from tests.fakes import fake_info
 
 DIMENSIONS = 8
 
 
-def vector_of(ids: Int32) -> Float32:
-    """Depends on every id and its place."""
-    angles = np.outer(ids + 1.0, np.arange(1, DIMENSIONS + 1)) * np.arange(1, len(ids) + 1)[:, None]
+NONE = np.zeros(0, np.int32)
+COSINE, DIFFERENCE = Criterion("cosine", 0.99999), Criterion("difference", 0.001)
+
+
+def vector_of(ids: Int32, types: Int32 | None = None) -> Float32:
+    """Depends on every id, its type and its place."""
+    typed = ids + 1.0 if types is None else ids + 1.0 + 0.5 * types
+    angles = np.outer(typed, np.arange(1, DIMENSIONS + 1)) * np.arange(1, len(ids) + 1)[:, None]
     vector: Float32 = np.cos(angles).sum(0).astype(np.float32)
     return vector
 
@@ -36,34 +43,55 @@ class Done:
 class RightEngine:
     """Gives vector_of each sequence; keeps the batches it got."""
 
-    def __init__(self) -> None:
-        self.info = fake_info(dimensions=DIMENSIONS, max_batch_seqs=4, max_batch_tokens=300)
+    def __init__(self, **changes: object) -> None:
+        info = fake_info(dimensions=DIMENSIONS, max_batch_seqs=4, max_batch_tokens=700)
+        self.info: EngineInfo = replace(info, **changes)  # type: ignore[arg-type]
         self.batches: list[RaggedBatch] = []
 
     def step(self, batch: RaggedBatch) -> Done:
         self.batches.append(batch)
         rows = np.split(batch.input_ids, batch.cu_seqlens[1:-1])
-        return Done(np.stack([vector_of(row) for row in rows]))
+        types = [None] * len(rows)
+        if batch.token_type_ids is not None:
+            types = np.split(batch.token_type_ids, batch.cu_seqlens[1:-1])
+        return Done(np.stack([vector_of(*row) for row in zip(rows, types, strict=True)]))
 
 
 class Characters:
-    """A tokenizer of code points."""
+    """A tokenizer of code points between 1 and 2, with 2 and 3 between those of a pair."""
+
+    special_tokens = SpecialTokens(np.array([1], np.int32), np.array([2], np.int32))
+    pair_tokens = PairTokens(*(np.array(ids, np.int32) for ids in ([1], [2, 3], [2])), (0, 0, 0, 1, 1))
+
+    def literal(self) -> Characters:
+        return self
 
     def encode(self, texts: Sequence[str]) -> list[Int32]:
-        return [np.array([ord(character) % 500 for character in text], np.int32) for text in texts]
+        return [np.array([1, *(ord(character) % 500 for character in text), 2], np.int32) for text in texts]
 
 
 class RightOracle:
-    def token_ids(self, text: str) -> Int32:
-        return Characters().encode([text])[0]
+    """Joins by hand what Characters' templates say."""
 
-    def vector(self, input_ids: Int32) -> Float32:
-        return vector_of(input_ids)
+    def tokens(self, texts: Sequence[str], max_tokens: int) -> tuple[Int32, Int32 | None]:
+        own = [[ord(character) % 500 for character in text] for text in texts]
+        if len(own) == 1:
+            return np.array([1, *own[0][: max_tokens - 2], 2], np.int32), None
+        first, second = own
+        while len(first) + len(second) > max_tokens - 4:  # one by one off the longer, as in transformers
+            (first if len(first) > len(second) else second).pop()
+        types = [0] * (len(first) + 3) + [1] * (len(second) + 1)
+        return np.array([1, *first, 2, 3, *second, 2], np.int32), np.array(types, np.int32)
+
+    def output(self, input_ids: Int32, token_type_ids: Int32 | None) -> Float32:
+        return vector_of(input_ids, token_type_ids)
 
 
-def check(engine: object, oracle: object, tokenizer: object | None = None) -> tuple[bool, str]:
+def check(
+    engine: object, oracle: object, tokenizer: object | None = None, wanted: Criterion = COSINE
+) -> tuple[bool, str]:
     findings = verify(TEXTS, tokenizer, engine, oracle)  # type: ignore[arg-type]
-    return passed(findings, 0.99999), "\n".join(describe(findings, 0.99999))
+    return passed(findings, wanted), "\n".join(describe(findings, wanted))
 
 
 def test_the_same_model_passes_in_ragged_batches_within_the_limits() -> None:
@@ -72,7 +100,7 @@ def test_the_same_model_passes_in_ragged_batches_within_the_limits() -> None:
     assert ok and lines.endswith("the same") and "worst cosine 1.0000000" in lines
     assert sum(batch.num_seqs for batch in engine.batches) == len(TEXTS) < 4 * len(engine.batches)
     assert max(batch.num_seqs for batch in engine.batches) == 4
-    assert max(batch.num_tokens for batch in engine.batches) <= 300
+    assert max(batch.num_tokens for batch in engine.batches) <= 700
 
 
 def test_without_a_tokenizer_ids_are_made_up_and_differ() -> None:
@@ -89,8 +117,8 @@ def test_one_wrong_vector_is_found_and_named(number: int, wrong: float) -> None:
         def __init__(self) -> None:
             self.calls = 0
 
-        def vector(self, input_ids: Int32) -> Float32:
-            vector = super().vector(input_ids)
+        def output(self, input_ids: Int32, token_type_ids: Int32 | None) -> Float32:
+            vector = super().output(input_ids, token_type_ids)
             if self.calls == number:
                 vector[2] += wrong
             self.calls += 1
@@ -99,26 +127,65 @@ def test_one_wrong_vector_is_found_and_named(number: int, wrong: float) -> None:
     ok, lines = check(RightEngine(), WrongOracle(), Characters())
     assert not ok and lines.endswith("NOT the same")
     assert repr(TEXTS[number][:40])[1:-1] in lines
-    assert lines.count("cosine") == 2
+    assert lines.count("cosine") == 2 and repr(TEXTS[number][:40])[1:-1] in lines.splitlines()[-1]
 
 
 def test_other_token_ids_fail_even_if_the_vectors_agree() -> None:
     class WithEnd(RightOracle):
-        def token_ids(self, text: str) -> Int32:
-            return np.append(super().token_ids(text), 7)
+        def tokens(self, texts: Sequence[str], max_tokens: int) -> tuple[Int32, Int32 | None]:
+            ids, types = super().tokens(texts, max_tokens)
+            return (ids if len(ids) == max_tokens else np.append(ids, 7)), types
 
-    class Short(RightEngine):
-        def __init__(self) -> None:
-            super().__init__()
-            self.info = replace(self.info, max_model_len=200)
-
-    ok, lines = check(Short(), WithEnd(), Characters())
-    assert not ok and "other token ids: 'a'" in lines and "worst cosine 1.0000000" in lines
-    # What both sides cut off at the model's limit is not compared.
-    assert 'other token ids: "Sentence 0' not in lines and "other token ids: 'Sentence 0" not in lines
+    ok, lines = check(RightEngine(max_model_len=200), WithEnd(), Characters())
+    assert not ok and "other tokens: 'a'" in lines and "worst cosine 1.0000000" in lines
+    # What both sides cut to the model's limit is the same.
+    assert "other tokens: 'Sentence 0" not in lines
 
 
-def test_there_is_a_threshold_for_every_dtype() -> None:
-    assert set(THRESHOLDS) == {"float32", "bfloat16", "float16"}
-    engine: Engine = RightEngine()  # type: ignore[assignment]
-    assert engine.info.dtype in THRESHOLDS
+SCORER = {"task": "score", "labels": ("score",), "type_vocab_size": 2, "max_model_len": 200}
+
+
+def test_a_scorer_reads_texts_and_pairs_with_their_types() -> None:
+    engine = RightEngine(**SCORER)
+    ok, lines = check(engine, RightOracle(), Characters(), DIFFERENCE)
+    assert ok and lines.startswith(f"{2 * len(TEXTS)} texts, worst difference 0.0000000")
+    assert sum(batch.token_type_ids is not None for batch in engine.batches) >= len(TEXTS) // 4
+    assert check(RightEngine(**SCORER), RightOracle(), None, DIFFERENCE)[0]
+
+
+def test_other_types_fail_only_where_the_model_tells_them_apart() -> None:
+    class NoTypes(RightOracle):
+        def tokens(self, texts: Sequence[str], max_tokens: int) -> tuple[Int32, Int32 | None]:
+            return super().tokens(texts, max_tokens)[0], None
+
+    ok, lines = check(RightEngine(**SCORER), NoTypes(), Characters(), DIFFERENCE)
+    assert not ok and lines.count("other tokens") == len(TEXTS)
+    assert check(RightEngine(**SCORER | {"type_vocab_size": 1}), NoTypes(), Characters(), DIFFERENCE)[0]
+
+
+@pytest.mark.parametrize("wrong", [0.002, -0.002, np.nan, np.inf])
+def test_a_score_that_is_off_is_found_though_the_cosine_is_not(wrong: float) -> None:
+    class WrongOracle(RightOracle):
+        def output(self, input_ids: Int32, token_type_ids: Int32 | None) -> Float32:
+            vector = super().output(input_ids, token_type_ids)
+            vector[1] += wrong if len(input_ids) == len(TEXTS[1]) + 2 else 0.0
+            return vector
+
+    ok, lines = check(RightEngine(**SCORER), WrongOracle(), Characters(), DIFFERENCE)
+    assert not ok and lines.count("difference") == 2 and lines.count("Hello, world!'") == 2
+    assert lines.endswith("(at most 0.001 wanted): NOT the same")
+
+
+def test_a_reranker_that_chats_reads_pairs_alone() -> None:
+    class Chat(RightOracle):
+        def tokens(self, texts: Sequence[str], max_tokens: int) -> None:
+            assert len(texts) == 2
+
+    engine = RightEngine(**SCORER | {"score_template": "qwen3", "max_model_len": 700})
+    ok, lines = check(engine, Chat(), Characters(), DIFFERENCE)
+    assert ok and lines.startswith(f"{len(TEXTS)} texts")
+    assert min(np.diff(batch.cu_seqlens).min() for batch in engine.batches) > 300
+
+
+def test_there_is_a_limit_for_every_dtype() -> None:
+    assert set(COSINES) == set(DIFFERENCES) == {"float32", "bfloat16", "float16"}

@@ -11,7 +11,7 @@ import torch
 from sentence_transformers.base.modules.dense import Dense
 from transformers import (
     BertConfig,
-    BertForSequenceClassification,
+    BertModel,
     ModernBertConfig,
     ModernBertModel,
     NomicBertConfig,
@@ -66,8 +66,8 @@ def test_agrees_with_ours(tmp_path: Path, family: str) -> None:
     assert model.config.causal == (family == "qwen2")
     sequences = random_sequences(model.config, LENGTHS)
     oracle = TransformersOracle(folder, model.config)
-    assert oracle.token_ids("text") is None
-    theirs = torch.from_numpy(np.stack([oracle.vector(ids) for ids in sequences]))
+    assert oracle.tokens(["text"], 9) is None
+    theirs = torch.from_numpy(np.stack([oracle.output(ids) for ids in sequences]))
     assert least_cosine(run(model, sequences).vectors, theirs) >= 0.99999
 
 
@@ -77,20 +77,21 @@ def test_dense_modules_are_part_of_it(tmp_path: Path) -> None:
     Dense(60, 16).save(str(folder / "2_Dense"))
     model = our_model(folder)
     ids = random_sequences(model.config, [30])
-    theirs = torch.from_numpy(TransformersOracle(folder, model.config).vector(ids[0]))[None]
+    theirs = torch.from_numpy(TransformersOracle(folder, model.config).output(ids[0]))[None]
     assert theirs.shape == (1, 16) and least_cosine(run(model, ids).vectors, theirs) >= 0.99999
 
 
-def test_a_scorer_and_an_unknown_folder_are_refused(tmp_path: Path) -> None:
-    scorer = BertForSequenceClassification(resized(BertConfig, num_labels=1))
-    folder = save_oracle(tmp_path, scorer)
-    (folder / "modules.json").unlink()
-    with pytest.raises(ModelLoadError, match="gives scores"):
-        TransformersOracle(folder, load_config(folder))
+def test_an_unknown_folder_and_missing_weights_are_refused(tmp_path: Path) -> None:
     config = load_config(save_oracle(tmp_path / "other", FAMILIES["roberta"]))
     edit(tmp_path / "other", model_type="unheard-of")
     with pytest.raises(ModelLoadError, match="transformers cannot load"):
         TransformersOracle(tmp_path / "other", config)
+    # transformers would give a classifier that is not there random weights.
+    folder = save_oracle(tmp_path, BertModel(resized(BertConfig)))
+    (folder / "modules.json").unlink()
+    edit(folder, architectures=["BertForSequenceClassification"])
+    with pytest.raises(ModelLoadError, match=r"finds no classifier\.bias"):
+        TransformersOracle(folder, load_config(folder))
 
 
 def test_the_command(
