@@ -36,8 +36,8 @@ class Check(msgspec.Struct, frozen=True):
         if self.failed is not None:
             return f"no comparison with {self.reference}: {self.failed}"
         verdict = "ok" if self.passed else "INVALID"
-        deviation = f"deviation up to {self.deviation:.4%} of {MAX_DEVIATION:.1%}"
-        return f"{verdict}: {self.vectors} vectors, cosine {deviation} from {self.reference}"
+        worst = f"worst cosine {1 - self.deviation:.6f} of {self.vectors} vectors"
+        return f"{verdict}: {worst} to {self.reference}; {1 - MAX_DEVIATION:g} is wanted"
 
 
 class Checker:

@@ -14,17 +14,20 @@ from pathlib import Path
 from types import TracebackType
 
 ROOT = Path(__file__).resolve().parents[2]
+END_S = 30.0
 READY = re.compile(r"ready after [\d.]+ s at http://([^:]+):(\d+)")
 
 
 class Server(AbstractContextManager["Server"]):
-    """`server.py FLAGS` on a free port, ready once it is made. started_s: perf_counter at its start."""
+    """`PROGRAM FLAGS` on a free port, ready once it is made. started_s: perf_counter at its start."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, program: str = "server.py") -> None:
         self.started_s = time.perf_counter()
         self._process = subprocess.Popen(
-            [sys.executable, "server.py", "--port", "0", *flags],
+            [sys.executable, program, "--port", "0", *flags],
             cwd=ROOT,
+            # A script's own folder comes first in its path, and not this checkout's.
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -40,7 +43,11 @@ class Server(AbstractContextManager["Server"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._process.terminate()
-        self._process.communicate(timeout=30)
+        try:
+            self._process.communicate(timeout=END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
 
 
 def machine(*packages: str) -> dict[str, object]:

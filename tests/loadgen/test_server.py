@@ -33,6 +33,26 @@ def url(minilm_folder: Path) -> Iterator[str]:
         yield server.url
 
 
+@pytest.mark.parametrize(("seed", "verdict"), [("0", "ok: "), ("1", "INVALID: ")])
+def test_the_reference_of_this_project_judges_random_weights(
+    seed: str, verdict: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without transformers: the same seed gives the same vectors, another one others."""
+    dummy = ("--model", "bge-small", "--load-format", "dummy", "--port", "0")
+    program = ("docs/benchmarks/reference.py",)
+    with (
+        ServerProcess(*dummy, "--threads", "1").ready() as server,
+        ServerProcess(*dummy, "--seed", seed, program=program, env={"PYTHONPATH": "."}).ready() as reference,
+    ):
+        flags = ("--url", server.url, "--check", reference.url, "--report", str(tmp_path))
+        status = main(["scoring", *flags, *TINY])
+    (case,) = compare.read(tmp_path / "report.json").cases
+    assert case.check is not None and case.check.vectors > 0 and case.failed is None
+    assert f"{verdict}worst cosine {1 - case.check.deviation:.6f}" in capsys.readouterr().out
+    assert (status, case.valid) == ((0, True) if seed == "0" else (1, False))
+    assert case.check.deviation < 1e-5 if seed == "0" else case.check.deviation > 0.1
+
+
 @pytest.mark.parametrize(
     ("suite", "suites"),
     [("throughput", {"throughput"}), pytest.param("all", set(ALL), marks=pytest.mark.long)],
