@@ -10,7 +10,7 @@ from gateway.connection import CLIENT_PATIENCE, ClientPatience
 from gateway.cors import allow_origins
 from gateway.cross_encoder import CrossEncoder
 from gateway.errors import ApiError, ErrorKind, ErrorShape
-from gateway.exchange import Answer, Call, Door, Handler
+from gateway.exchange import PLAIN_ROUTES, Answer, Call, Door, Handler, PlainRoutes, Work
 from gateway.metrics import GatewayMetrics
 from gateway.names import ServedNames
 from gateway.options import GatewayOptions
@@ -85,6 +85,8 @@ def create_app(
     app.router.add_route(hdrs.METH_ANY, "/{path:.*}", elsewhere, expect_handler=app[STRAYS].expectation)
     if options.cors_origins:
         allow_origins(app, options.cors_origins)
+    else:  # those headers depend on more of a request than plain ones have
+        app[PLAIN_ROUTES] = PlainRoutes(routes.plain, options.max_body_bytes)
     return app
 
 
@@ -143,6 +145,7 @@ class _Routes:
     def __init__(self, app: web.Application, door: Door) -> None:
         self._app = app
         self._door = door
+        self.plain: dict[bytes, Work] = {}
 
     def post(
         self,
@@ -152,9 +155,11 @@ class _Routes:
     ) -> None:
         """Work at `paths`, with a key; counted under the first of them."""
         paths = tuple(paths)
-        handler = self._door.work(paths[0], route, shape)
+        work = self._door.work(paths[0], route, shape)
+        handler = self._door.handler(work)
         for path in paths:
             self._add(path, (hdrs.METH_POST,), handler, shape)
+            self.plain[path.encode()] = work
 
     def get(self, path: str, page: Callable[[], Answer], *, keyed: bool = True) -> None:
         """A page, and HEAD beside it."""

@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -23,7 +23,6 @@ from gateway.media import Media, answer_media, request_media
 from gateway.metrics import ELSEWHERE, GatewayMetrics, RouteMetrics
 from gateway.options import GatewayOptions
 from gateway.schemas import encode
-from gateway.whole import signalled_response, whole_response
 
 REQUEST_ID, TOTAL_TIME, TIMEOUT = istr("x-request-id"), istr("x-total-time"), istr(HEADER)
 _ID_WANTED = re.compile(r"[\x21-\x7e]{1,128}")
@@ -32,6 +31,7 @@ _ID_PREFIX = os.urandom(8).hex()
 _ID_NUMBERS = itertools.count(1)
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Headers: TypeAlias = Mapping[str, str]
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -51,6 +51,29 @@ class Answer(msgspec.Struct, frozen=True):
     headers: tuple[tuple[str, str], ...] = ()
 
 
+class Reply(msgspec.Struct, frozen=True):
+    """A whole answer, for whoever writes it. closes: the connection ends after it."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+    closes: bool = False
+
+
+# A work route behind its door: of a request's headers and a way to get its body it makes the answer.
+Work: TypeAlias = Callable[[Headers, Callable[[], Awaitable[bytes]]], Awaitable[Reply]]
+
+
+class PlainRoutes(msgspec.Struct):
+    """The work routes by path, for `gateway.express`. max_body_bytes: of a request's body."""
+
+    works: dict[bytes, Work]
+    max_body_bytes: int
+
+
+PLAIN_ROUTES = web.AppKey("plain_routes", PlainRoutes)
+
+
 class Door:
     """What stands before the routes: the keys, how much may be under way, and what a body may be.
 
@@ -63,23 +86,21 @@ class Door:
         self._keys = KeyRing(options.api_keys)
         self._bodies = BodyReader(options.max_body_bytes, options.body_timeout_s)
         self._timeout_s = options.request_timeout_s
-        self._respond = signalled_response if options.cors_origins else whole_response
         self._max_outstanding = options.max_outstanding_requests
         self._metrics = metrics
         self._drain_s = drain_s
 
     def work(
         self, path: str, route: Callable[[Call], Awaitable[Answer]], shape: ErrorShape = ErrorShape.OPENAI
-    ) -> Handler:
-        """`route` as an aiohttp handler: checks key, codec and size, and turns exceptions into answers.
+    ) -> Work:
+        """`route` with all checks before it: key, codec and size; turns exceptions into answers.
 
         path: what its counters are called. shape: how errors are told, unless the error knows better.
         """
-        metrics, observed, respond = self._metrics, self._metrics.route(path), self._respond
+        metrics, observed = self._metrics, self._metrics.route(path)
 
-        async def handle(request: web.Request) -> web.StreamResponse:
+        async def work(headers: Headers, body: Callable[[], Awaitable[bytes]]) -> Reply:
             started_s = time.perf_counter()
-            headers = request.headers
             asked_in = request_media(headers.get(hdrs.CONTENT_TYPE))
             codec = answer_media(headers.get(hdrs.ACCEPT), asked_in or Media.JSON)
             metrics.outstanding += 1
@@ -90,17 +111,25 @@ class Door:
                 if metrics.outstanding > self._max_outstanding:
                     raise self._crowded()
                 deadline = read_deadline(headers.get(TIMEOUT), started_s, self._timeout_s)
-                answer = await route(Call(await self._bodies.read(request), asked_in, codec, deadline))
+                answer = await route(Call(await body(), asked_in, codec, deadline))
             except asyncio.CancelledError:
                 observed.cancelled += 1
                 raise
             except Exception as error:
                 told = from_exception(error)
                 told.shape = told.shape or shape
-                return self._refuse(request, told, observed, started_s, codec)
+                return self._refusal(headers, told, observed, started_s, codec)
             finally:
                 metrics.outstanding -= 1
-            return respond(request, _headers(request, 200, answer, observed, started_s), answer.body)
+            return _reply(headers, 200, answer, observed, started_s)
+
+        return work
+
+    def handler(self, work: Work) -> Handler:
+        """`work` for requests that aiohttp has parsed."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            return _response(await work(request.headers, lambda: self._bodies.read(request)))
 
         return handle
 
@@ -117,7 +146,7 @@ class Door:
         observed = self._metrics.route(ELSEWHERE)
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            return self._refuse(request, error(request), observed, time.perf_counter())
+            return _response(self._refusal(request.headers, error(request), observed, time.perf_counter()))
 
         return handle
 
@@ -126,24 +155,25 @@ class Door:
 
         async def handle(request: web.Request) -> web.StreamResponse:
             started_s = time.perf_counter()
+            headers = request.headers
             try:
-                keys.check(request.headers.get(hdrs.AUTHORIZATION))
-                return _response(request, 200, page(), observed, started_s)
+                keys.check(headers.get(hdrs.AUTHORIZATION))
+                return _response(_reply(headers, 200, page(), observed, started_s))
             except Exception as error:
-                return self._refuse(request, from_exception(error), observed, started_s)
+                return _response(self._refusal(headers, from_exception(error), observed, started_s))
 
         return handle
 
-    def _refuse(
+    def _refusal(
         self,
-        request: web.Request,
+        headers: Headers,
         error: ApiError,
         observed: RouteMetrics,
         started_s: float,
         codec: Media = Media.JSON,
-    ) -> web.Response:
+    ) -> Reply:
         self._metrics.errors[error.kind] += 1
-        return refuse(request, error, codec, observed, started_s)
+        return _refusal(headers, error, codec, observed, started_s)
 
     def _crowded(self) -> ApiError:
         drain_s = self._drain_s()
@@ -155,54 +185,55 @@ class Door:
         )
 
 
-def refuse(
-    request: web.BaseRequest,
+def refuse(request: web.BaseRequest, error: ApiError) -> web.Response:
+    """The answer for `error` where no door is."""
+    return _response(_refusal(request.headers, error, Media.JSON, None, None))
+
+
+def _refusal(
+    headers: Headers,
     error: ApiError,
-    codec: Media = Media.JSON,
-    observed: RouteMetrics | None = None,
-    started_s: float | None = None,
-) -> web.Response:
-    """The answer for `error`."""
+    codec: Media,
+    observed: RouteMetrics | None,
+    started_s: float | None,
+) -> Reply:
     shape = error.shape or ErrorShape.OPENAI
     answer = Answer(encode(error_body(error, shape), codec), codec.value, error.headers)
-    response = _response(request, shape.status(error.kind), answer, observed, started_s)
-    if error.closes:
+    return _reply(headers, shape.status(error.kind), answer, observed, started_s, closes=error.closes)
+
+
+def _response(reply: Reply) -> web.Response:
+    response = web.Response(body=reply.body, status=reply.status, headers=reply.headers)
+    if reply.closes:
         response.force_close()
     return response
 
 
-def _response(
-    request: web.BaseRequest,
+def _reply(
+    asked: Headers,
     status: int,
     answer: Answer,
     observed: RouteMetrics | None,
     started_s: float | None,
-) -> web.Response:
-    headers = _headers(request, status, answer, observed, started_s)
-    return web.Response(body=answer.body, status=status, headers=headers)
-
-
-def _headers(
-    request: web.BaseRequest,
-    status: int,
-    answer: Answer,
-    observed: RouteMetrics | None,
-    started_s: float | None,
-) -> list[tuple[str, str]]:
-    """An answer's headers; counts it, too: this is when it is made."""
-    # A list, of which aiohttp makes its own multidict: to make one here would take 5 µs more.
-    headers = [*answer.headers, (hdrs.CONTENT_TYPE, answer.content_type), (REQUEST_ID, _request_id(request))]
+    *,
+    closes: bool = False,
+) -> Reply:
+    """An answer with its headers; counts it, too: this is when it is made. asked: the request's headers."""
+    headers = [
+        *answer.headers,
+        (hdrs.CONTENT_TYPE, answer.content_type),
+        (REQUEST_ID, _request_id(asked.get(REQUEST_ID))),
+    ]
     if started_s is not None:
         elapsed_s = time.perf_counter() - started_s
         headers.append((TOTAL_TIME, f"{elapsed_s * 1e3:.3f}"))
         if observed is not None:
             observed.answered(status, elapsed_s)
-    return headers
+    return Reply(status, headers, answer.body, closes)
 
 
-def _request_id(request: web.BaseRequest) -> str:
+def _request_id(given: str | None) -> str:
     """The client's own id if it is printable ASCII of up to 128 characters, else a new one."""
-    given = request.headers.get(REQUEST_ID)
     if given is not None and _ID_WANTED.fullmatch(given):
         return given
     return f"{_ID_PREFIX}-{next(_ID_NUMBERS):x}"
