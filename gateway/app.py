@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from aiohttp import hdrs, web
 
@@ -37,6 +38,9 @@ from gateway.tokenization.pool import TokenizerPool
 from rose.batch import EngineInfo
 from scheduler.admission import drain_s
 
+if TYPE_CHECKING:  # for servers that trace only
+    from gateway.tracing import Tracing
+
 HEALTH = web.AppKey("health", health.Health)
 
 
@@ -48,11 +52,12 @@ def create_app(
     *,
     describe: Callable[[], Mapping[str, object]] = dict,
     engine_stats: Callable[[], Mapping[str, object]] = dict,
+    tracing: Tracing | None = None,
 ) -> web.Application:
     """The gateway in front of a started `scheduler`; see `gateway.listener.listen` for how to serve it.
 
     tokenizer: None for token ids only. describe: what /info says besides the model and the limits.
-    engine_stats: what /metrics says of the engine; see Engine.stats.
+    engine_stats: what /metrics says of the engine; see Engine.stats. tracing: None: no traces.
     Set `app[HEALTH].draining = True` when a shutdown begins.
 
     There is no middleware: one costs every request, and the unknown paths and methods that would need it are
@@ -62,8 +67,9 @@ def create_app(
     names = ServedNames(options.served_model_names or (info.model,))
     counted = GatewayMetrics()
     door = Door(options, counted, lambda: drain_s(scheduler.metrics))
-    pool = _pool(app, options, None if tokenizer is None else text_tokenizer(info, tokenizer))
-    pipeline = Pipeline(options, scheduler, info, pool, counted)
+    pool = _pool(app, options, None if tokenizer is None else text_tokenizer(info, tokenizer), tracing)
+    traced = scheduler if tracing is None else tracing.scheduler(scheduler)
+    pipeline = Pipeline(options, traced, info, pool, counted)
     app[HEALTH] = health.Health(scheduler)
     app[STRAYS] = Strays(counted)
     app[CLIENT_PATIENCE] = ClientPatience(options.head_timeout_s, options.keepalive_timeout_s)
@@ -127,10 +133,13 @@ def _documents(routes: _Routes) -> None:
         routes.get(f"{docs.PATH}/{name}", docs.file(name), keyed=False)
 
 
-def _pool(app: web.Application, options: GatewayOptions, tokenizer: Tokenizer | None) -> TokenizerPool | None:
+def _pool(
+    app: web.Application, options: GatewayOptions, tokenizer: Tokenizer | None, tracing: Tracing | None
+) -> TokenizerPool | None:
     if tokenizer is None:
         return None
-    pool = TokenizerPool(tokenizer, options.tokenizer_threads, options.inline_text_chars)
+    make = TokenizerPool if tracing is None else tracing.pool
+    pool = make(tokenizer, options.tokenizer_threads, options.inline_text_chars)
 
     async def close(_: web.Application) -> None:
         pool.close()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from gateway.options import GatewayOptions
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 Group: TypeAlias = "argparse._ArgumentGroup"
 
@@ -43,6 +45,12 @@ def add_http_flags(group: Group) -> None:
         default=[],
         help="pages of this origin (https://host) may use the server from a browser; * for any; repeatable; "
         "default: none",
+    )
+    group.add_argument(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="send a trace of every request to this OpenTelemetry collector, by OTLP over HTTP, e.g. "
+        "http://localhost:4318; needs the extra `otel`; default: where the OTEL_* variables say, or none",
     )
     group.add_argument(
         "--api-dialect",
@@ -167,6 +175,25 @@ def gateway_options(args: argparse.Namespace, more_keys: Sequence[str]) -> Gatew
         cors_origins=tuple(args.cors_origin),
         tokenizer_threads=args.tokenizer_threads,
     )
+
+
+def traces_endpoint(args: argparse.Namespace, environ: Mapping[str, str]) -> str | None:
+    """Where traces go: a collector's URL; "": where the OTEL_* variables say; None: there are none.
+
+    Raises:
+        ValueError: the flag gives no URL.
+
+    Source: https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
+    """
+    exporter = environ.get("OTEL_TRACES_EXPORTER", "").lower()
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or exporter == "none":
+        return None
+    if args.otlp_endpoint:
+        endpoint: str = args.otlp_endpoint
+        if not endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"argument --otlp-endpoint: {endpoint!r} is no URL like http://localhost:4318")
+        return endpoint
+    return "" if exporter == "otlp" or any(environ.get(name) for name in _ENDPOINTS) else None
 
 
 def _key_file(text: str) -> tuple[str, ...]:

@@ -252,7 +252,7 @@ class Batcher:
             self._capturing.capture_allowed = not self._pacer.full(self._queue)
         for sequence in sequences:
             if sequence.job.launched_s is None:
-                sequence.job.launched_s = now_s
+                sequence.job.launched_s, sequence.job.batch_seqs = now_s, len(sequences)
         num_tokens = sum(sequence.num_tokens for sequence in sequences)
         try:
             batch = _pack(sequences)

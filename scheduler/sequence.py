@@ -22,6 +22,7 @@ class JobResult:
     queue_ms: from acceptance to the launch of the first sequence.
     inference_ms: from there to the last sequence's result.
     tokens: f32[T, W] of each kind that was asked for, all sequences' tokens end to end.
+    batch_seqs: sequences of the batch that the first of them was in, those of other jobs among them.
     """
 
     vectors: Float32
@@ -29,6 +30,7 @@ class JobResult:
     queue_ms: float
     inference_ms: float
     tokens: Mapping[TokenOutput, Float32] = field(default_factory=dict)
+    batch_seqs: int = 0
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -36,7 +38,7 @@ class Job:
     """The sequences of one call, and the future of who waits for them. Ends once: result, error or cancelled.
 
     arrived_s, deadline_s: on the batcher's clock; deadline_s is infinite for a job that has none.
-    num_rows: of its result. launched_s: when its first sequence was launched.
+    num_rows: of its result. launched_s: when its first sequence was launched, in a batch of batch_seqs.
     waiting_seqs, waiting_tokens: its part of the queue's counts; kept by SequenceQueue alone.
     token_outputs: what its result holds for each of its num_tokens tokens.
     """
@@ -46,6 +48,7 @@ class Job:
     arrived_s: float
     deadline_s: float = math.inf
     launched_s: float | None = None
+    batch_seqs: int = 0
     waiting_seqs: int = 0
     waiting_tokens: int = 0
     token_outputs: frozenset[TokenOutput] = NO_TOKEN_OUTPUTS
@@ -95,7 +98,8 @@ class Job:
     def _finish(self, rows: BatchResult, now_s: float) -> None:
         launched_s = now_s if self.launched_s is None else self.launched_s
         queue_ms, inference_ms = (launched_s - self.arrived_s) * 1e3, (now_s - launched_s) * 1e3
-        self.future.set_result(JobResult(rows.vectors, rows.int8, queue_ms, inference_ms, rows.tokens))
+        result = JobResult(rows.vectors, rows.int8, queue_ms, inference_ms, rows.tokens, self.batch_seqs)
+        self.future.set_result(result)
 
     def __repr__(self) -> str:
         state = "done" if self.done else f"{self.waiting_seqs} waiting, {self._delivered} delivered"

@@ -1,0 +1,166 @@
+"""Traces for OpenTelemetry: a span a request, with its tokenisation, wait and inference inside.
+
+Imported only where traces are wanted. What it traces it wraps, so that a server without traces has not even a
+question to ask: see `gateway.app.create_app`. Spans leave in batches from a thread of the SDK's own, which
+drops what it cannot send; nothing of that reaches a request.
+
+Source: https://www.w3.org/TR/trace-context/, https://opentelemetry.io/docs/specs/semconv/http/http-spans/.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Any
+
+from opentelemetry import context, trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span, SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from gateway.exchange import Headers, Reply, Work
+from gateway.pipeline import Scheduler
+from gateway.tokenization.base import Token
+from gateway.tokenization.pool import TokenizerPool
+from rose.batch import Int32
+from scheduler.errors import DeadlineExpired, Draining, QueueFull, SchedulerError
+from scheduler.metrics import SchedulerMetrics
+from scheduler.sequence import JobResult
+
+# The semantic conventions' names, and ours for what they have none for.
+_ROUTE, _METHOD, _STATUS, _ERROR = (
+    "http.route",
+    "http.request.method",
+    "http.response.status_code",
+    "error.type",
+)
+_MODEL, _TOKENS = "gen_ai.request.model", "gen_ai.usage.input_tokens"
+# Sequences of the request, and of the batch that held its first.
+_SEQUENCES, _BATCH = "bouquet.sequences", "bouquet.batch.sequences"
+_HEADERS = TraceContextTextMapPropagator()
+
+
+class Tracing:
+    """Makes spans and sends them. processor: what becomes of a span that has ended."""
+
+    def __init__(self, processor: SpanProcessor, version: str = "") -> None:
+        ours = Resource.create({"service.name": "bouquet", "service.version": version})
+        # Once more on top: what OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say wins.
+        named = ours.merge(OTELResourceDetector().detect())
+        self._provider = TracerProvider(resource=named, shutdown_on_exit=False)
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer("bouquet", version)
+
+    @classmethod
+    def exporting(cls, endpoint: str, version: str) -> Tracing:
+        """To an OTLP collector by HTTP. endpoint: its address; "": what the OTEL_* variables say."""
+        url = f"{endpoint.rstrip('/')}/v1/traces" if endpoint else None
+        return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)), version)
+
+    def close(self) -> None:
+        """Send what is left; blocks for as long as the exporter tries."""
+        self._provider.shutdown()
+
+    def work(self, route: str, model: str, work: Work) -> Work:
+        """`work`, each call in a span that continues the client's trace, if it sent one."""
+        name = f"POST {route}"
+        attributes = {_ROUTE: route, _METHOD: "POST", _MODEL: model}
+
+        async def traced(headers: Headers, body: Callable[[], Awaitable[bytes]]) -> Reply:
+            parent = _HEADERS.extract(headers)
+            span = self._tracer.start_span(name, parent, SpanKind.SERVER, attributes)
+            inside = context.attach(trace.set_span_in_context(span, parent))
+            try:
+                reply = await work(headers, body)
+                _answered(span, reply)
+                return reply
+            except BaseException as error:  # the client left
+                span.set_attribute(_ERROR, type(error).__name__)
+                raise
+            finally:
+                span.end()
+                context.detach(inside)
+
+        return traced
+
+    def scheduler(self, scheduler: Scheduler) -> Scheduler:
+        """`scheduler`, with spans of the wait and of the inference."""
+        return _TracedScheduler(scheduler, self._tracer)
+
+    def pool(self, *settings: Any) -> TokenizerPool:
+        """A TokenizerPool with a span a call."""
+        return _TracedPool(self._tracer, *settings)
+
+
+def _answered(span: Span, reply: Reply) -> None:
+    carrier: dict[str, str] = {}
+    _HEADERS.inject(carrier)
+    reply.headers.extend(carrier.items())
+    span.set_attribute(_STATUS, int(reply.status))
+    if reply.status >= HTTPStatus.BAD_REQUEST:
+        span.set_attribute(_ERROR, str(int(reply.status)))
+    if reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        span.set_status(StatusCode.ERROR)
+
+
+class _TracedScheduler:
+    """Its spans have the scheduler's own times, not those at which a caller came to look."""
+
+    def __init__(self, scheduler: Scheduler, tracer: trace.Tracer) -> None:
+        self._scheduler = scheduler
+        self._tracer = tracer
+
+    @property
+    def healthy(self) -> bool:
+        return self._scheduler.healthy
+
+    @property
+    def metrics(self) -> SchedulerMetrics:
+        return self._scheduler.metrics
+
+    async def run(self, sequences: list[Int32], *settings: Any, **more: Any) -> JobResult:
+        request = trace.get_current_span()
+        request.set_attributes({_SEQUENCES: len(sequences), _TOKENS: sum(map(len, sequences))})
+        accepted_ns = time.time_ns()
+        try:
+            result = await self._scheduler.run(sequences, *settings, **more)
+        except (DeadlineExpired, QueueFull, Draining) as error:
+            self._span("queue", accepted_ns, time.time_ns(), error)
+            raise
+        launched_ns = accepted_ns + int(result.queue_ms * 1e6)
+        request.set_attribute(_BATCH, result.batch_seqs)
+        self._span("queue", accepted_ns, launched_ns)
+        self._span("inference", launched_ns, launched_ns + int(result.inference_ms * 1e6))
+        return result
+
+    def _span(self, name: str, start_ns: int, end_ns: int, error: SchedulerError | None = None) -> None:
+        span = self._tracer.start_span(name, start_time=start_ns)
+        if error is not None:
+            span.set_attribute(_ERROR, type(error).__name__)
+            span.set_status(StatusCode.ERROR, str(error))
+        span.end(end_ns)
+
+
+class _TracedPool(TokenizerPool):
+    def __init__(self, tracer: trace.Tracer, *settings: Any) -> None:
+        super().__init__(*settings)
+        self._tracer = tracer
+
+    async def encode(self, texts: Sequence[str]) -> list[Int32]:
+        with self._span(texts):
+            return await super().encode(texts)
+
+    async def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:
+        with self._span(texts):
+            return await super().tokens(texts, special_tokens=special_tokens)
+
+    @contextmanager
+    def _span(self, texts: Sequence[str]) -> Iterator[None]:
+        attributes = {"bouquet.texts": len(texts), "bouquet.characters": sum(map(len, texts))}
+        with self._tracer.start_as_current_span("tokenize", attributes=attributes):
+            yield
