@@ -74,6 +74,8 @@ def create_app(
     app[STRAYS] = Strays(counted)
     app[CLIENT_PATIENCE] = ClientPatience(options.head_timeout_s, options.keepalive_timeout_s)
     routes = _Routes(app, door)
+    if tracing is not None:
+        routes.wrapping = lambda path, work: tracing.work(path, names.names[0], work)
     own = ErrorShape.PERPLEXITY if options.api_dialect == "perplexity" else ErrorShape.OPENAI
     pplx = perplexity.PerplexityEmbeddings(pipeline, names, options)
     routes.post(openai.PATHS, openai.OpenAIEmbeddings(pipeline, names, pplx), own)
@@ -149,11 +151,15 @@ def _pool(
 
 
 class _Routes:
-    """Puts routes into an application. Other methods get 405, OPTIONS what is allowed."""
+    """Puts routes into an application. Other methods get 405, OPTIONS what is allowed.
+
+    wrapping: what is put around the work of each route.
+    """
 
     def __init__(self, app: web.Application, door: Door) -> None:
         self._app = app
         self._door = door
+        self.wrapping: Callable[[str, Work], Work] = lambda _, work: work
         self.plain: dict[bytes, Work] = {}
 
     def post(
@@ -164,7 +170,7 @@ class _Routes:
     ) -> None:
         """Work at `paths`, with a key; counted under the first of them."""
         paths = tuple(paths)
-        work = self._door.work(paths[0], route, shape)
+        work = self.wrapping(paths[0], self._door.work(paths[0], route, shape))
         handler = self._door.handler(work)
         for path in paths:
             self._add(path, (hdrs.METH_POST,), handler, shape)
@@ -190,8 +196,8 @@ class _Routes:
 
 
 def _options(allow: str) -> Handler:
-    async def answer(_: web.Request) -> web.StreamResponse:
-        return allowed(allow)
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return allowed(request, allow)
 
     return answer
 

@@ -222,7 +222,7 @@ def _reply(
     headers = [
         *answer.headers,
         (hdrs.CONTENT_TYPE, answer.content_type),
-        (REQUEST_ID, _request_id(asked.get(REQUEST_ID))),
+        (REQUEST_ID, request_id(asked.get(REQUEST_ID))),
     ]
     if started_s is not None:
         elapsed_s = time.perf_counter() - started_s
@@ -232,7 +232,7 @@ def _reply(
     return Reply(status, headers, answer.body, closes)
 
 
-def _request_id(given: str | None) -> str:
+def request_id(given: str | None) -> str:
     """The client's own id if it is printable ASCII of up to 128 characters, else a new one."""
     if given is not None and _ID_WANTED.fullmatch(given):
         return given

@@ -13,7 +13,7 @@ from aiohttp.http_exceptions import ContentEncodingError
 
 from gateway.bodies import unknown_encoding
 from gateway.errors import INTERNAL_MESSAGE, ApiError, ErrorKind, ErrorShape, shown
-from gateway.exchange import refuse
+from gateway.exchange import REQUEST_ID, refuse, request_id
 from gateway.metrics import ELSEWHERE, GatewayMetrics
 
 _METHODS = "GET, HEAD, POST, OPTIONS"
@@ -29,7 +29,7 @@ class Strays:
     def told(self, request: web.BaseRequest, raised: web.HTTPException) -> web.Response:
         """The answer where aiohttp raised its own."""
         if request.method == hdrs.METH_OPTIONS and request.path == "*":  # asks for the server's methods
-            return allowed(_METHODS)
+            return allowed(request, _METHODS)
         if request.method == hdrs.METH_CONNECT:  # what follows is no HTTP for us
             error = ApiError(
                 ErrorKind.METHOD_NOT_ALLOWED,
@@ -79,9 +79,10 @@ class Strays:
         return response
 
 
-def allowed(methods: str) -> web.Response:
+def allowed(request: web.BaseRequest, methods: str) -> web.Response:
     """The answer to OPTIONS."""
-    return web.Response(status=HTTPStatus.NO_CONTENT, headers={hdrs.ALLOW: methods})
+    headers = {hdrs.ALLOW: methods, REQUEST_ID: request_id(request.headers.get(REQUEST_ID))}
+    return web.Response(status=HTTPStatus.NO_CONTENT, headers=headers)
 
 
 STRAYS = web.AppKey("strays", Strays)

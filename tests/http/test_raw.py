@@ -50,6 +50,7 @@ def request(line: str, *headers: str, body: bytes = b"") -> bytes:
 async def test_options_of_the_server_as_a_whole(server: Served) -> None:
     raw = await ask(server, request("OPTIONS * HTTP/1.1"))
     assert (raw.status, raw.headers["allow"], raw.body) == (204, "get, head, post, options", b"")
+    assert raw.headers["x-request-id"] == "mine"
 
 
 @pytest.mark.parametrize("target", ["example.com:443", "x:80"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,33 @@ def test_a_wrong_flag_is_refused_in_one_line(
 def test_every_flag_says_what_it_does() -> None:
     for action in server.build_parser()._actions:
         assert action.help, action.option_strings
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "traces"),
+    [
+        ("", {}, None),
+        ("--otlp-endpoint http://c:4318", {}, "http://c:4318"),
+        ("--otlp-endpoint http://c:4318", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://d"}, "http://c:4318"),
+        ("", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://d"}, ""),
+        ("", {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://d"}, ""),
+        ("", {"OTEL_TRACES_EXPORTER": "otlp"}, ""),
+        ("", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://d", "OTEL_TRACES_EXPORTER": "none"}, None),
+        ("--otlp-endpoint http://c:4318", {"OTEL_SDK_DISABLED": "true"}, None),
+    ],
+)
+def test_traces_go_where_the_flag_or_the_environment_says(
+    flags: str, environment: dict[str, str], traces: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ENDPOINT", "TRACES_ENDPOINT"):
+        monkeypatch.delenv(f"OTEL_EXPORTER_OTLP_{name}", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert server.parse_options(flags.split()).traces == traces
+
+
+def test_missing_packages_for_traces_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    monkeypatch.delitem(sys.modules, "gateway.tracing", raising=False)
+    with pytest.raises(server.StartError, match="bouquet\\[otel\\]"):
+        server.start_tracing("http://localhost:4318")
