@@ -11,10 +11,13 @@ from aiohttp import hdrs, web
 
 ANY = "*"
 # Authorization must be named: a wildcard does not cover it.
-_REQUEST_HEADERS = "Authorization, Content-Type, Content-Encoding, Accept, x-request-id, x-request-timeout-ms"
+_REQUEST_HEADERS = (
+    "Authorization, Content-Type, Content-Encoding, Accept, x-request-id, x-request-timeout-ms, "
+    "traceparent, tracestate"
+)
 _ANSWER_HEADERS = (
     "x-request-id, x-total-time, x-queue-time, x-tokenization-time, x-inference-time, x-compute-tokens, "
-    "x-embedding-shape, x-embedding-dtype, x-prompt-tokens, Retry-After, retry-after-ms"
+    "x-embedding-shape, x-embedding-dtype, x-prompt-tokens, traceparent, Retry-After, retry-after-ms"
 )
 _PREFLIGHT_S = "86400"
 

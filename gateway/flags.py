@@ -97,7 +97,9 @@ def add_limit_flags(group: Group) -> None:
         metavar="SECONDS",
         type=float,
         default=defaults.request_timeout_s,
-        help="a request not started on the device by then gets 504; default: %(default)s",
+        help="a request that is not started on the device by then, counted from its head, gets 504, and what "
+        "of it still waits is not computed; the header x-request-timeout-ms may ask for less; default: "
+        "%(default)s",
     )
     group.add_argument(
         "--max-outstanding-requests",

@@ -18,6 +18,7 @@ from gateway.options import GatewayOptions
 from gateway.tokenization.base import SpecialTokens
 from gateway.tokenization.pool import TokenizerPool
 from rose.batch import EngineInfo, Float32, Int8, Int32
+from scheduler.errors import DeadlineExpired
 from scheduler.metrics import SchedulerMetrics
 from scheduler.sequence import JobResult
 
@@ -152,7 +153,12 @@ class Pipeline:
         tokenization_s = time.perf_counter() - ready.started_s
         self._tokenization.observe(tokenization_s)
         left_s = None if ready.deadline is None else ready.deadline.left_s()
-        result = await self._scheduler.run(ready.sequences, ready.token_type_ids, left_s, ready.spans)
+        try:
+            result = await self._scheduler.run(ready.sequences, ready.token_type_ids, left_s, ready.spans)
+        except DeadlineExpired:
+            if ready.deadline is None:
+                raise
+            raise ready.deadline.expired("while it waited for a batch") from None
         return Embedded(
             vectors=finishing(result.vectors),
             int8=result.int8,

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import time
 import tracemalloc
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from backports import zstd
 
 from gateway.options import GatewayOptions
+from rose.batch import Int32
 from scheduler.options import SchedulerOptions
 from tests.fakes import FakeEngine
-from tests.http.served import PATHS, Served, expected, serving, until
+from tests.http.served import PATHS, Served, byte_tokenizer, expected, serving, until
 
 BODY = json.dumps({"input": [1, 2]}).encode()
 
@@ -70,7 +73,9 @@ async def test_a_request_can_ask_for_less_time(path: str) -> None:
         body = {"input": [2], "inputs": [2]}
         reply = await server.embed(body, path=path, headers={"x-request-timeout-ms": "30"})
         assert reply.status == 504
-        assert "not started within 0.0" in reply.body.decode()
+        told = reply.body.decode()
+        assert "the 30 ms that the request had to be started in (x-request-timeout-ms)" in told
+        assert "were over while it waited for a batch" in told
         engine.finish()
         assert (await running).status == 200
         assert len(engine.batches) == 1  # what had expired was never launched
@@ -85,11 +90,32 @@ async def test_a_request_cannot_ask_for_more_time_than_the_server_gives() -> Non
         async with asyncio.timeout(10):
             reply = await server.embed({"input": [2]}, headers={"x-request-timeout-ms": "100000"})
         assert reply.status == 504
+        assert (
+            "the 30 ms that the request had to be started in (--request-timeout-s)" in reply.error["message"]
+        )
         engine.finish()
         await running
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "inf", ""])
+async def test_time_that_was_over_before_there_were_tokens_is_told_as_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer = byte_tokenizer()
+    encode = tokenizer.encode
+
+    def slowly(texts: Sequence[str]) -> list[Int32]:
+        time.sleep(0.05)
+        return encode(texts)
+
+    monkeypatch.setattr(tokenizer, "encode", slowly)
+    async with serving(tokenizer=tokenizer) as server:
+        reply = await server.embed({"input": "a"}, headers={"x-request-timeout-ms": "20"})
+        assert (reply.status, reply.error["code"]) == (504, "deadline_expired")
+        assert "were over before its tokens were there" in reply.error["message"]
+        assert not server.engine.batches
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "inf", "1e400", "1,5", "30 ms", ""])
 async def test_odd_timeouts_are_400(server: Served, value: str) -> None:
     reply = await server.embed({"input": [1]}, headers={"x-request-timeout-ms": value})
     assert (reply.status, reply.error["param"]) == (400, "x-request-timeout-ms")
