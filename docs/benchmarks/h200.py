@@ -1,181 +1,197 @@
-"""Every HTTP figure of an H200 beside its baseline and its target, for one model or several: one command.
+"""Every HTTP figure of an H200 beside its baseline, its target and the GPU's floor: one command.
 
-    python docs/benchmarks/h200.py --out DIR [--model NAME] [--suite NAME] [--duration 5] [--no-check]
+    python docs/benchmarks/h200.py --out DIR --budget-s 560 [--model NAME] [--job NAME] [--no-check]
 
-For each model: a server with random weights of the exact shapes (BF16, msgpack, pre-tokenised ids), then
-loadgen's suites against it from other processes; then a second server of the same weights in FP32, to
-which a sample of vectors is compared. Writes loadgen's reports to DIR/<model>/<suite>/, and DIR/h200.md.
+For each model: one server with random weights of the exact shapes (BF16), fed msgpack by loadgen's suites
+from other processes, the most telling first; and a server of fp32 reference vectors, idle while a case is
+measured, to which a sample of each case's answers is compared. Writes loadgen's reports to
+DIR/<model>/<job>/ after every case, and DIR/h200.md. The same command again goes on with what is missing.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
+from h200_table import NOTES, table, unmeasured
 from serving import ROOT, Server
 
-# What each suite is given beside --duration.
-SUITES = {
-    "latency": (),
-    "scoring": (),
-    "concurrency": ("--in-flight", "1,2,4,8,16"),
-    "throughput": (),
-    "open": ("--arrivals", "poisson", "--loads", "10,50,80,100,120"),
-    "mixed": (),
-}
-# A request of 100 × 4096 tokens takes seconds.
-LONGER = {"throughput": 6.0}
+# A shorter rest is enough for no case.
+LEAST_S = 12.0
+# How much longer than its budget a suite may take before it is ended.
+GRACE_S = 15.0
+DEFAULT_MODELS = ("pplx-embed", "bge-m3")
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the table: milliseconds (less is better) or embeddings a second (more is better).
+class Job:
+    """One run of loadgen: a suite and its flags. name: folder of its report. text: needs a corpus."""
 
-    case: as loadgen names it. baseline: vLLM 0.22.0 on the same GPU, its best run. target: or None.
-    """
-
+    name: str
     suite: str
-    case: str
-    figure: str
-    baseline: float
-    target: float | None
+    flags: str
+    text: bool = False
 
 
-PPLX_EMBED = (
-    Row("latency", "1×128", "p50", 8.96, 1.0),
-    Row("latency", "1×512", "p50", 10.79, 1.6),
-    Row("latency", "1×4096", "p50", 20.3, 12.5),
-    Row("scoring", "5×512", "p50", 27.5, 4.8),
-    Row("scoring", "25×512", "p50", 42.7, 22.5),
-    Row("scoring", "50×512", "p50", 112.9, 45.0),
-    Row("throughput", "100×512, 4 processes", "emb/s", 936.0, 1080.0),
-    Row("throughput", "100×1024, 4 processes", "emb/s", 309.0, 500.0),
-    Row("throughput", "100×4096, 4 processes", "emb/s", 73.4, 82.0),
-    Row("concurrency", "1 in flight × 512", "p50", 11.4, None),
-    Row("concurrency", "2 in flight × 512", "p50", 9.8, None),
-    Row("concurrency", "4 in flight × 512", "p50", 22.8, None),
-    Row("concurrency", "8 in flight × 512", "p50", 40.9, None),
-    Row("concurrency", "16 in flight × 512", "p50", 48.4, 15.0),
-    Row("concurrency", "16 in flight × 512", "p99", 70.3, 20.0),
+# In the order of their worth. The first hits of a shape, its capture and the search for the best batch are
+# in the warm-up, which ends once the rate has settled. 1000 answers make a p99.
+ARTICLE = (
+    Job("latency", "latency", "--duration 15 --warmup 0.5 --max-warmup 3"),
+    Job("scoring", "scoring", "--duration 5 --requests 1000 --warmup 0.5 --max-warmup 3"),
+    Job("throughput", "throughput", "--lengths 512,1024 --duration 10 --warmup 1 --max-warmup 4"),
+    # A request takes 5 s: the queue is full after one of them.
+    Job("throughput-4096", "throughput", "--lengths 4096 --duration 15 --warmup 6 --max-warmup 7"),
+    Job("concurrency", "concurrency", "--in-flight 1,2,4,8,16 --duration 4 --warmup 0.5 --max-warmup 3"),
+    # 100 queries a second for 10 s.
+    Job("mixed", "mixed", "--duration 10 --warmup 1.5"),
+    Job("open", "open", "--arrivals poisson --loads 50,80,100 --duration 7 --warmup 1 --max-warmup 3"),
+    Job("text", "concurrency", "--in-flight 1,4,16 --duration 4 --warmup 0.5 --max-warmup 3", text=True),
+    Job("concurrency-more", "concurrency", "--in-flight 32,64 --duration 4 --warmup 0.5 --max-warmup 3"),
 )
-BGE_M3 = (
-    Row("latency", "1×128", "p50", 8.26, 0.85),
-    Row("latency", "1×512", "p50", 8.90, 1.3),
-    Row("latency", "1×4096", "p50", 18.5, 8.0),
-    Row("scoring", "5×512", "p50", 31.2, 3.2),
-    Row("scoring", "25×512", "p50", 51.8, 15.0),
-    Row("scoring", "50×512", "p50", 78.9, 30.0),
-    Row("throughput", "100×512, 4 processes", "emb/s", 875.0, 1620.0),
-    Row("throughput", "100×1024, 4 processes", "emb/s", 492.0, 780.0),
-    Row("throughput", "100×4096, 4 processes", "emb/s", 92.8, 130.0),
-    Row("concurrency", "1 in flight × 512", "p50", 9.6, None),
-    Row("concurrency", "4 in flight × 512", "p50", 39.0, None),
-    Row("concurrency", "16 in flight × 512", "p50", 47.9, 11.0),
-    Row("concurrency", "16 in flight × 512", "p99", 59.0, 15.0),
-)
-TABLES = {"pplx-embed": PPLX_EMBED, "bge-m3": BGE_M3}
+# A round of 1024 requests of 64 × 512 tokens takes 11 s at 3 million tokens a second.
+SHORT = (Job("short", "short", "--duration 12 --warmup 1 --max-warmup 14"),)
+JOBS = {"pplx-embed": ARTICLE, "bge-m3": ARTICLE, "bge-base": SHORT}
+# All of that waits at once.
+SERVER_FLAGS = {"bge-base": ("--max-waiting-tokens", "40000000", "--max-waiting-seqs", "100000")}
 
 
-def measure(model: str, out: Path, arguments: argparse.Namespace) -> None:
-    """Run the suites and the check of `model`; loadgen's reports go to `out`."""
-    flags = ["--model", model, "--load-format", "dummy", "--device", "cuda"]
-    if arguments.tokenizer:
-        flags += ["--tokenizer", str(arguments.tokenizer)]
-    with Server(*flags) as server:
-        url = f"http://{server.host}:{server.port}"
-        brief = ("--quick", "--requests", "1000000") if arguments.short_warmup else ()
-        for suite in arguments.suite or SUITES:
-            seconds = arguments.duration * LONGER.get(suite, 1.0)
-            loadgen(suite, url, out / suite, "--duration", f"{seconds:g}", *SUITES[suite], *brief)
-        if arguments.tokenizer and arguments.corpus:
-            text = ("--corpus", str(arguments.corpus), "--tokenizer", str(arguments.tokenizer))
-            seconds = f"{arguments.duration:g}"
-            loadgen(
-                "concurrency", url, out / "text", "--duration", seconds, *SUITES["concurrency"], *brief, *text
-            )
-        if arguments.check:
-            with Server(*flags, "--dtype", "float32") as reference:
-                check = f"http://{reference.host}:{reference.port}"
-                loadgen("latency", url, out / "check", "--quick", "--no-overhead", "--check", check)
+def measure(model: str, flags: argparse.Namespace, deadline_s: float | None) -> None:
+    """The jobs of `model` whose time is before `deadline_s` (monotonic), on one start of its server."""
+    shapes = ["--model", model, "--load-format", "dummy", "--device", flags.device]
+    if flags.tokenizer:
+        shapes += ["--tokenizer", str(flags.tokenizer)]
+    with ExitStack() as servers:
+        server = servers.enter_context(Server(*shapes, *SERVER_FLAGS.get(model, ())))
+        say(f"{model}: ready after {time.perf_counter() - server.started_s:.1f} s")
+        always = ["--url", f"http://{server.host}:{server.port}", "--resume", "--lines"]
+        if flags.check:
+            reference = servers.enter_context(Server(*shapes, program="docs/benchmarks/reference.py"))
+            always += ["--check", f"http://{reference.host}:{reference.port}"]
+        for number, job in enumerate(wanted(model, flags)):
+            # What the client costs is the same in all of them.
+            once = [] if number == 0 or job.suite == "short" else ["--no-overhead"]
+            run(job, [*always, *once, *text_flags(job, flags)], flags.out / model, deadline_s)
 
 
-def loadgen(suite: str, url: str, out: Path, *flags: str) -> None:
-    """One suite, reported to `out`."""
-    command = [sys.executable, "-m", "loadgen", suite, "--url", url, "--report", str(out), *flags]
-    subprocess.run(command, cwd=ROOT, check=False)
+def wanted(model: str, flags: argparse.Namespace) -> Iterator[Job]:
+    """The jobs that were asked for and can be run."""
+    for job in JOBS[model]:
+        if (not flags.job or job.name in flags.job) and (not job.text or flags.corpus):
+            yield job
 
 
-def found(results: Path, row: Row) -> float | None:
-    """The figure of `row` in loadgen's JSON, or None if that case was not measured or is invalid."""
-    path = results / row.suite / "report.json"
-    for case in json.loads(path.read_text("utf-8"))["cases"] if path.exists() else ():
-        if case["name"] == row.case and case["streams"]:
-            return figure(case["streams"][0], row.figure)
-    return None
+def text_flags(job: Job, flags: argparse.Namespace) -> list[str]:
+    """Where a job of text gets it."""
+    if not job.text:
+        return []
+    exact = ["--tokenizer", str(flags.tokenizer)] if flags.tokenizer else []
+    return ["--corpus", str(flags.corpus), *exact]
 
 
-def figure(stream: dict[str, Any], name: str) -> float:
-    """emb/s, or a quantile of the service time in ms."""
-    return float(stream["embeddings_per_s"] if name == "emb/s" else stream["service"]["quantiles"][name])
-
-
-def lines(model: str, results: Path) -> Iterator[str]:
-    """The Markdown table of `model`."""
-    yield f"\n## {model}\n\n| case | figure | here | target | vLLM 0.22.0 | times better |"
-    yield "|---|---|---:|---:|---:|---:|"
-    for row in TABLES[model]:
-        value = found(results, row)
-        if value is None:
-            yield f"| {row.suite} {row.case} | {row.figure} | – | {row.target or '–'} | {row.baseline} | – |"
-            continue
-        ratio = value / row.baseline if row.figure == "emb/s" else row.baseline / value
-        met = "" if row.target is None else (" ✓" if reached(row, value) else " ✗")
-        shown = f"{value:.2f}" if value < 100 else f"{value:.0f}"
-        yield (
-            f"| {row.suite} {row.case} | {row.figure} | {shown}{met} | {row.target or '–'} "
-            f"| {row.baseline} | {ratio:.1f} |"
+def run(job: Job, flags: list[str], folder: Path, deadline_s: float | None) -> None:
+    """One run of loadgen, unless there is no time left for it."""
+    budget: list[str] = []
+    limit_s = None
+    if deadline_s is not None:
+        left_s = deadline_s - time.monotonic()
+        if left_s < LEAST_S:
+            say(f"{folder.name} {job.name}: no time left")
+            return
+        budget, limit_s = ["--budget-s", f"{left_s:.0f}"], left_s + GRACE_S
+    say(f"{folder.name} {job.name}")
+    command = [sys.executable, "-m", "loadgen", job.suite, *job.flags.split(), *flags, *budget]
+    try:
+        subprocess.run(
+            [*command, "--report", str(folder / job.name)],
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            check=False,
+            timeout=limit_s,
         )
+    except subprocess.TimeoutExpired:
+        say(f"{folder.name} {job.name}: ended after its time; what it measured is kept")
 
 
-def reached(row: Row, value: float) -> bool:
-    """Whether `value` is on the right side of the target, if there is one."""
-    if row.target is None:
-        return True
-    return value >= row.target if row.figure == "emb/s" else value <= row.target
+def write(out: Path, models: Sequence[str], commit: str) -> str:
+    """DIR/h200.md, from whatever reports there are."""
+    title = "# One H200, HTTP with msgpack, BF16, random weights of the exact shapes"
+    lines = [f"{title}\n\nCommit {commit}.", NOTES]
+    for model in models:
+        lines += table(model, out / model)
+    missing = [line for model in models for line in unmeasured(model, out / model)]
+    lines += ["\n## Not measured\n", *(f"- {line}" for line in missing)] if missing else []
+    text = "\n".join(lines) + "\n"
+    (out / "h200.md").write_text(text, "utf-8")
+    return text
+
+
+def commit_of(out: Path, given: str | None) -> str:
+    """The commit that all of DIR's figures are of.
+
+    Raises:
+        SystemExit: DIR has figures of another one.
+    """
+    ask = ["git", "describe", "--always", "--dirty"]
+    asked = subprocess.run(ask, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    path = out / "commit"
+    commit = given or asked or (path.read_text().strip() if path.exists() else "unknown")
+    if path.exists() and path.read_text().strip() != commit:
+        raise SystemExit(f"{out} has figures of commit {path.read_text().strip()}, this is {commit}")
+    out.mkdir(parents=True, exist_ok=True)
+    path.write_text(commit + "\n")
+    return commit
+
+
+def say(words: str) -> None:
+    """A line on stderr, where loadgen's lines are."""
+    print(f"== {words}", file=sys.stderr, flush=True)
+
+
+def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The flags."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="folder for what is measured")
+    add("--model", action="append", choices=list(JOBS), help="repeatable; default: pplx-embed, bge-m3")
+    add("--job", action="append", help="repeatable; default: all of the model's")
+    add("--budget-s", type=float, help="end before this, the least telling cases left out and named")
+    add("--corpus", type=Path, help="text file or folder: a run with text, too")
+    add("--tokenizer", type=Path, help="tokenizer.json of that text, for server, reference and loadgen")
+    add("--no-check", dest="check", action="store_false", help="compare no vectors with fp32")
+    add("--commit", help="what the table says the figures are of (default: what git says)")
+    add("--device", default="cuda", help="of the server and the reference")
+    add("--table-only", action="store_true", help="only rewrite the table from DIR's reports")
+    return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, then write and print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", action="append", choices=sorted(TABLES), help="repeatable; default: all")
-    parser.add_argument("--out", type=Path, required=True, help="folder for what is measured")
-    parser.add_argument("--duration", type=float, default=5.0, help="seconds a case is measured")
-    parser.add_argument("--suite", action="append", choices=sorted(SUITES), help="repeatable; default: all")
-    parser.add_argument(
-        "--tokenizer", type=Path, help="tokenizer.json: with --corpus, text at concurrency too"
-    )
-    parser.add_argument("--corpus", type=Path, help="text file or folder")
-    parser.add_argument("--short-warmup", action="store_true", help="a second of warm-up a case, at most")
-    parser.add_argument("--no-check", dest="check", action="store_false", help="compare no vectors with FP32")
-    parser.add_argument("--table-only", action="store_true", help="only rewrite the table from DIR's files")
-    arguments = parser.parse_args(argv)
-    text = ["# One H200, HTTP with msgpack, BF16, random weights of the exact shapes"]
-    for model in arguments.model or sorted(TABLES, reverse=True):
-        if not arguments.table_only:
-            measure(model, arguments.out / model, arguments)
-        text += lines(model, arguments.out / model)
-    (arguments.out / "h200.md").write_text("\n".join(text) + "\n", "utf-8")
-    print("\n".join(text))
+    # So that servers are ended when this process is told to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    flags = parsed(argv)
+    models = flags.model or DEFAULT_MODELS
+    commit = commit_of(flags.out, flags.commit)
+    begun_s = time.monotonic()
+    for number, model in enumerate(models if not flags.table_only else ()):
+        deadline_s = None
+        if flags.budget_s:
+            # Each model gets an even share of what is left.
+            left_s = begun_s + flags.budget_s - time.monotonic()
+            deadline_s = time.monotonic() + left_s / (len(models) - number)
+        try:
+            measure(model, flags, deadline_s)
+        finally:
+            write(flags.out, models, commit)
+    print(write(flags.out, models, commit))
 
 
 if __name__ == "__main__":

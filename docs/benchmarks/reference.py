@@ -63,7 +63,8 @@ class Reference:
             if self._tokenizer is None:
                 raise web.HTTPBadRequest(text="no tokenizer")
             return [np.array(self._tokenizer.encode(text).ids, np.int32) for text in body["input"]]
-        ids, lengths = (np.frombuffer(body[key], "<i4") for key in ("input_ids", "lengths"))
+        # Copies, since torch warns of arrays that it may not write to.
+        ids, lengths = (np.frombuffer(body[key], "<i4").copy() for key in ("input_ids", "lengths"))
         return np.split(ids, np.cumsum(lengths)[:-1])
 
 
