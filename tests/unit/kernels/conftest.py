@@ -10,6 +10,18 @@ import torch
 
 collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["test_*.py"]
 
+if importlib.util.find_spec("triton"):
+    from triton.runtime import interpreter
+
+    _patch_tensor = interpreter._patch_lang_tensor
+
+    def _patch_index(tensor: type, scope: interpreter._LangPatchScope) -> None:
+        """Bounds of loops are arrays of one element there, which NumPy 2.4 takes for no number."""
+        _patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = _patch_index
+
 Close = Callable[[torch.Tensor, torch.Tensor], None]
 
 
