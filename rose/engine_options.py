@@ -27,8 +27,7 @@ class EngineOptions:
         every shape at start.
     max_capture_tokens: no graph above this many tokens; None: measured at start.
     max_graphs, max_graph_bytes: bounds of what is kept, least recently used out first.
-    max_in_flight: steps launched but not done; one more is refused. The first step after a result with NaN
-        counts as two, so let the scheduler have half of them at most.
+    max_in_flight: steps launched but not done; one more is refused.
     max_pinned_bytes: page-locked memory for results that are running or still in use.
     max_token_pinned_bytes: more of it, once token outputs are asked for.
     step_limit_s: a step not done after this counts as hung, and the engine as dead.

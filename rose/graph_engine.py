@@ -10,14 +10,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import numpy as np
 
 from cuda_utils.errors import DeviceError
-from cuda_utils.event import Event
 from cuda_utils.lazy_tensor import LazyTensor
 from cuda_utils.pinned import PinnedPool, PinnedSlot
+from rose.activation_reset import ActivationReset
 from rose.batch import BatchResult, EngineInfo, RaggedBatch
 from rose.buckets import sequence_bucket, sequence_buckets, token_bucket
 from rose.engine_options import EngineOptions
@@ -29,7 +28,7 @@ from rose.limits import StepLimits
 from rose.staging import StagingRing, StagingSlot
 from rose.step_errors import as_engine_error, marked
 from rose.step_time import StepTimes
-from rose.warmup import Warmup, synthetic_batch
+from rose.warmup import Warmup
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +56,13 @@ class GraphEngine:
         self._options = options
         self._dead: str | None = None
         self._dirty = False
+        self._resets = 0
         self._steps = self._failed = self._tokens = self._padded = self._seqs = self._non_finite = 0
         self._times: StepTimes[GraphKey] = StepTimes()
         self._bind_thread()
-        self._ring = StagingRing(self._staging_slots())
+        *slots, own = self._staging_slots(options.max_in_flight + 1)
+        self._ring = StagingRing(slots)
+        self._reset = ActivationReset(forward, nouns.memcpy, info, own)
         self._events = [nouns.new_event() for _ in range(len(self._ring))]
         more = options.max_token_pinned_bytes if info.token_outputs else 0
         self._results = PinnedPool(nouns.allocator, options.max_pinned_bytes + more)
@@ -122,6 +124,7 @@ class GraphEngine:
             self._dead = str(error)
             return
         self._ring.close()
+        del self._reset  # its slot
         self._runner.close()
         self._forward.destroy_retired(self._forward.launches)
         self._staging.close()
@@ -129,12 +132,12 @@ class GraphEngine:
         self._dead = "the engine is closed"
 
     def _launch(self, batch: RaggedBatch, longest: int) -> LazyTensor[BatchResult]:
-        if self._dirty:
-            self._overwrite_activations()
         key = self._key_of(batch)
         slot = self._ring.free()
-        self._forward.destroy_retired(self._forward.launches - len(self._ring) + 1)
-        step = _Step(self._finished, key)
+        self._forward.destroy_retired(slot.launches)
+        if self._dirty:
+            self._overwrite_activations()
+        step = _Step(self._finished, key, self._resets)
         event = self._events[slot.index]
         try:
             # As much as can be comes after the launch: the device works meanwhile.
@@ -143,11 +146,12 @@ class GraphEngine:
             step.result = result = self._copy_out(key)
             event.record()
         except Exception as error:
-            raise self._launch_failed(error, event, step) from error
+            raise self._launch_failed(error, slot, step) from error
         step.rows = self._rows(result, batch, key)
         self._padded += key.num_tokens - batch.num_tokens
         step.ticket, due_s = self._times.launched(key)
         lazy = LazyTensor(event, step.finish, due_s=due_s, limit_s=self._options.step_limit_s)
+        slot.launches = self._forward.launches
         self._ring.launched(lazy)
         return lazy
 
@@ -195,36 +199,21 @@ class GraphEngine:
         self._forward.plan(key, slot)
 
     def _overwrite_activations(self) -> None:
-        """Run a batch without padding over every row that steps use, after one that gave NaN.
-
-        Attention leaves padded rows as they were and may read them with weight zero. As 0 * NaN is NaN, what
-        one batch left there would fail later ones that had nothing to do with it.
-        """
-        info, layout = self._info, self._forward.layout
-        num_seqs = min(layout.max_seqs, info.max_batch_seqs)
-        num_tokens = min(layout.max_tokens, num_seqs * info.max_model_len)
-        batch = synthetic_batch(replace(info, max_batch_tokens=num_tokens), num_tokens, num_seqs)
-        key = self._forward.key_of(token_bucket(num_tokens), sequence_bucket(num_seqs))
-        key = key._replace(num_tokens=num_tokens)
-        slot = self._ring.free()
-        step = _Step(self._finished, key)
-        event = self._events[slot.index]
         try:
-            self._stage(slot, batch, key, int(np.diff(batch.cu_seqlens).max()))
-            self._forward.run(key, slot)
-            event.record()
+            self._reset.enqueue()
         except Exception as error:
-            raise self._launch_failed(error, event, step) from error
-        self._ring.launched(LazyTensor(event, step.discard))
+            raise self._failure(as_engine_error(error)) from error
         self._dirty = False
+        self._resets += 1
 
-    def _launch_failed(self, error: Exception, event: Event, step: _Step) -> EngineError:
-        """The error to raise. What was enqueued before it may still use the slots: they count as launched."""
-        raised = as_engine_error(error)
+    def _launch_failed(self, error: Exception, slot: StagingSlot, step: _Step) -> EngineError:
+        """The error to raise. What was enqueued before it may still use the slot: it counts as launched."""
+        raised, event = as_engine_error(error), self._events[slot.index]
         try:
             event.record()
         except DeviceError as broken:
             raised = as_engine_error(broken)
+        slot.launches = self._forward.launches
         self._ring.launched(LazyTensor(event, step.discard))
         return self._failure(raised)
 
@@ -237,7 +226,8 @@ class GraphEngine:
         self._times.finished(step.ticket, steady=steady)
         result = marked(step.rows)
         if result.non_finite:
-            self._dirty = True
+            # Of a step that was launched before the last reset, that one overwrites what it left.
+            self._dirty = self._dirty or step.resets == self._resets
             self._non_finite += len(result.non_finite)
         return result
 
@@ -251,8 +241,8 @@ class GraphEngine:
         self._nouns.bind_thread()
         self._thread = threading.get_ident()
 
-    def _staging_slots(self) -> list[StagingSlot]:
-        layout, count = self._forward.layout, self._options.max_in_flight
+    def _staging_slots(self, count: int) -> list[StagingSlot]:
+        layout = self._forward.layout
         # Twice, since the pool rounds up to powers of two.
         nbytes = 2 * max(layout.capacity * 4, _PAGE_BYTES)
         self._staging = PinnedPool(self._nouns.allocator, count * nbytes)
@@ -291,13 +281,19 @@ def _aligned(nbytes: int) -> int:
 
 
 class _Step:
-    """One step until its event is passed. rows: views of `result`, not to be read before."""
+    """One step until its event is passed.
 
-    __slots__ = ("_finish", "execution", "key", "result", "rows", "ticket")
+    rows: views of `result`, not to be read before. resets: of the activations, before it.
+    """
 
-    def __init__(self, finish: Callable[[_Step, DeviceError | None], BatchResult], key: GraphKey) -> None:
+    __slots__ = ("_finish", "execution", "key", "resets", "result", "rows", "ticket")
+
+    def __init__(
+        self, finish: Callable[[_Step, DeviceError | None], BatchResult], key: GraphKey, resets: int
+    ) -> None:
         self._finish = finish
         self.key = key
+        self.resets = resets
         self.result: PinnedSlot
         self.rows: BatchResult
         self.execution: Execution

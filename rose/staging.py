@@ -56,6 +56,7 @@ class StagingSlot:
     """One page-locked image of the device's input buffer.
 
     index: which of the slots. ptr: host address. longest: tokens of the longest sequence staged.
+    launches: forwards enqueued so far when it was last used.
     """
 
     def __init__(self, index: int, layout: StagingLayout, pool: PinnedPool) -> None:
@@ -64,6 +65,7 @@ class StagingSlot:
         self.index = index
         self.ptr = memory.ptr
         self.longest = 0
+        self.launches = 0
         self._has_types = layout.has_types
         self._ids_at = layout.ids_at
         self._bytes_a_token = _INT32_BYTES * (2 if layout.has_types else 1)

@@ -197,6 +197,46 @@ def test_nan_marks_its_row_and_leaves_nothing_behind(simulation: Simulation, eng
     assert sum(key.num_tokens == 512 for key in simulation.eager) == 1
 
 
+def test_after_nan_as_many_steps_are_in_flight_as_before(simulation: Simulation) -> None:
+    """What overwrites the activations takes none of two slots."""
+    engine = simulation.engine(replace(OPTIONS, max_in_flight=2))
+    simulation.poison = float("nan")
+    engine.step(batch_of([1])).result()
+    simulation.poison = 0.0
+    simulation.pause()
+    batches = [batch_of([1]), batch_of([2, 3])]
+    lazies = [engine.step(batch) for batch in batches]
+    with pytest.raises(StepError, match="2 steps"):
+        engine.step(batch_of([4]))
+    simulation.resume()
+    for batch, lazy in zip(batches, lazies, strict=True):
+        check(batch, lazy)
+
+
+def test_nan_of_two_steps_in_flight_is_overwritten_once(simulation: Simulation, engine: GraphEngine) -> None:
+    simulation.eager.clear()
+    simulation.poison = float("nan")
+    first, second = (engine.step(batch_of([number])) for number in (1, 2))
+    assert first.result().non_finite == (0,)
+    simulation.stream.synchronize()
+    simulation.poison = 0.0
+    third = engine.step(batch_of([3]))
+    assert second.result().non_finite == (0,)
+    check(batch_of([3]), third)
+    check(batch_of([4]), engine.step(batch_of([4])))
+    assert sum(key.num_tokens == 512 for key in simulation.eager) == 1
+
+
+def test_a_reset_that_fails_is_tried_again(simulation: Simulation, engine: GraphEngine) -> None:
+    simulation.poison = float("nan")
+    engine.step(batch_of([1])).result()
+    simulation.poison = 0.0
+    simulation.fails["plan"] = REFUSED
+    with pytest.raises(StepError, match="701"):
+        engine.step(batch_of([2]))
+    check(batch_of([3]), engine.step(batch_of([3])))
+
+
 def test_shapes_are_captured_on_their_second_hit_and_counted(
     simulation: Simulation, engine: GraphEngine
 ) -> None:
