@@ -15,8 +15,10 @@ _HEAD = re.compile(rb"POST (/[!-~]*) HTTP/1\.1\r\n((?:[A-Za-z0-9-]+: ?[ -~]*\r\n
 # Beside these, all that begin with "x-". Each says nothing of how the message is framed, but for two that are
 # looked at below. Headers that do, and those that nobody here knows, are aiohttp's.
 _KNOWN = frozenset(
-    ["accept", "accept-encoding", "authorization", "baggage", "connection", "content-length", "content-type"]
-    + ["host", "traceparent", "tracestate", "user-agent"]
+    (
+        *("accept", "accept-encoding", "authorization", "baggage", "connection", "content-length"),
+        *("content-type", "host", "traceparent", "tracestate", "user-agent"),
+    )
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rose.batch import EngineInfo, Int32, TokenOutput
+from scheduler.cost_model import CostModel
 from scheduler.errors import Backlog, QueueFull
 from scheduler.metrics import SchedulerMetrics
 from scheduler.options import SchedulerOptions
@@ -71,11 +72,11 @@ def check_token_outputs(
 
 
 def check_room(
-    queue: SequenceQueue, options: SchedulerOptions, *, num_tokens: int, num_seqs: int, tokens_per_s: float
+    queue: SequenceQueue, options: SchedulerOptions, cost: CostModel, num_tokens: int, num_seqs: int
 ) -> None:
     """Let a job pass if it fits beside what waits; a job of any size does when nothing waits.
 
-    tokens_per_s: the measured rate, or 0.0.
+    cost: knows the measured rate.
 
     Raises:
         QueueFull: it does not fit.
@@ -86,7 +87,7 @@ def check_room(
     ):
         return
     backlog = Backlog(queue.num_tokens, queue.num_seqs, options.max_waiting_tokens, options.max_waiting_seqs)
-    raise QueueFull(num_tokens, num_seqs, backlog, _drain_s(queue.num_tokens, tokens_per_s))
+    raise QueueFull(num_tokens, num_seqs, backlog, _drain_s(queue.num_tokens, cost.tokens_per_s))
 
 
 def drain_s(metrics: SchedulerMetrics) -> float:

@@ -168,10 +168,7 @@ class Batcher:
             check_token_outputs(sequences, token_outputs, self._info)
         try:
             self._check_open()
-            rate = self._pacer.cost.tokens_per_s
-            check_room(
-                self._queue, self._options, num_tokens=num_tokens, num_seqs=len(sequences), tokens_per_s=rate
-            )
+            check_room(self._queue, self._options, self._pacer.cost, num_tokens, len(sequences))
         except SchedulerError as refusal:
             self._metrics.count_refusal(refusal)
             raise

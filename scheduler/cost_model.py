@@ -98,6 +98,7 @@ class CostModel:
         self._tolerance = tolerance
         self._classes: dict[int, dict[int, _Cell]] = {}
         self._curves: dict[tuple[int, bool], _Curve | None] = {}
+        self._unlearned: list[tuple[int, int, float]] = []
         self._observed = 0
         self._mean_tokens = 0.0
         self._mean_ms = 0.0
@@ -107,16 +108,15 @@ class CostModel:
             cell.trusted = True
 
     def observe(self, tokens: int, seqs: int, ms: float) -> None:
-        """Learn from a step that has run in `ms` milliseconds, more than 0."""
-        if self._cell(tokens, seqs).add(tokens, ms):
-            self._curves.clear()
-        self._observed += 1
-        weight = _RATE_WEIGHT if self._mean_ms else 1.0
-        self._mean_tokens += weight * (tokens - self._mean_tokens)
-        self._mean_ms += weight * (ms - self._mean_ms)
+        """Learn from a step that has run in `ms` milliseconds, more than 0: when asked next.
+
+        A step is observed while its answers wait, and asked for behind a launch, when the device has work.
+        """
+        self._unlearned.append((tokens, seqs, ms))
 
     def predict(self, tokens: int, seqs: int) -> float:
         """Milliseconds that such a step takes; 0.0 before anything is known."""
+        self._learn()
         curve = self._nearest_curve(_length_class(tokens, seqs), trusted=False)
         return 0.0 if curve is None else curve.at(tokens)
 
@@ -125,6 +125,7 @@ class CostModel:
 
         Grows by doubling until much larger batches than the efficient ones have been seen to be no better.
         """
+        self._learn()
         curve = self._nearest_curve(_length_class(tokens, seqs), trusted=True)
         knee = self._floor if curve is None else curve.knee
         probing = self._observed % _PROBE_EVERY >= _PROBE_EVERY - _PROBES
@@ -133,7 +134,18 @@ class CostModel:
     @property
     def tokens_per_s(self) -> float:
         """The measured rate of recent steps; 0.0 before the first."""
+        self._learn()
         return self._mean_tokens / self._mean_ms * 1e3 if self._mean_ms else 0.0
+
+    def _learn(self) -> None:
+        for tokens, seqs, ms in self._unlearned:
+            if self._cell(tokens, seqs).add(tokens, ms):
+                self._curves.clear()
+            self._observed += 1
+            weight = _RATE_WEIGHT if self._mean_ms else 1.0
+            self._mean_tokens += weight * (tokens - self._mean_tokens)
+            self._mean_ms += weight * (ms - self._mean_ms)
+        self._unlearned.clear()
 
     def _cell(self, tokens: int, seqs: int) -> _Cell:
         cells = self._classes.setdefault(_length_class(tokens, seqs), {})
@@ -156,6 +168,7 @@ class CostModel:
         return self._curves[key]
 
     def __repr__(self) -> str:
+        self._learn()
         known = sum(len(cells) for cells in self._classes.values())
         return f"<CostModel {known} cells from {self._observed} steps, {self.tokens_per_s:.0f} tokens/s>"
 

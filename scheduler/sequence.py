@@ -165,7 +165,10 @@ def scatter(sequences: Rows[Sequence], result: BatchResult, now_s: float) -> Non
             end += 1
         count = sum(sequence.num_rows for sequence in sequences[start:end]) if has_spans else end - start
         end_row = first_row + count
-        rows = BatchResult(vectors[first_row:end_row], None if int8 is None else int8[first_row:end_row])
+        if end - start == len(sequences):
+            rows = result
+        else:
+            rows = BatchResult(vectors[first_row:end_row], None if int8 is None else int8[first_row:end_row])
         if result.tokens:
             end_token = first_token + sum(sequence.num_tokens for sequence in sequences[start:end])
             own = {kind: result.tokens[kind][first_token:end_token] for kind in job.token_outputs}
