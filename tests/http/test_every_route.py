@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -37,6 +38,18 @@ async def test_what_is_too_long_is_told_with_both_numbers(server: Served, path: 
     words = f"has {len(text_ids(LONG))} tokens; this model takes at most 512"
     assert words in reply.body.decode()
     assert not server.engine.batches
+
+
+@pytest.mark.parametrize("path", REFUSING)
+async def test_the_limit_itself_is_within_it(server: Served, path: str) -> None:
+    """One token fewer, as many, one more: none of them hangs."""
+    for length, served in ((509, True), (510, True), (511, False)):
+        body = msgspec.json.encode(REFUSING[path]).replace(LONG.encode(), b"a" * length)
+        async with asyncio.timeout(5):
+            reply = await server.send("POST", path, data=body, headers={"Content-Type": "application/json"})
+        assert (reply.status == 200) is served
+        if not served:
+            assert b"has 513 tokens; this model takes at most 512" in reply.body
 
 
 @pytest.mark.parametrize("path", [path for work in WORK for path in work.paths])

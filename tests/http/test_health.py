@@ -14,6 +14,7 @@ from gateway.app import HEALTH
 from gateway.listener import ACCESS_LOG
 from gateway.options import GatewayOptions
 from rose.errors import EngineDeadError
+from scheduler.options import SchedulerOptions
 from tests.fakes import FakeEngine
 from tests.http.served import PATHS, Served, serving, until
 
@@ -37,6 +38,18 @@ async def test_a_dead_engine_is_neither(server: Served) -> None:
     server.engine.raise_next(EngineDeadError("gone"))
     await server.embed({"input": [1]})
     assert await statuses(server) == (503, 503)
+
+
+async def test_an_engine_that_hangs_is_neither_once_its_time_is_over() -> None:
+    engine = FakeEngine()
+    engine.hang_next()
+    async with (
+        asyncio.timeout(10),
+        serving(engine=engine, scheduling=SchedulerOptions(step_timeout_s=0.1)) as server,
+    ):
+        reply = await server.embed({"input": [1]})
+        assert (reply.status, reply.error["code"]) == (503, "unavailable")
+        assert await statuses(server) == (503, 503)
 
 
 async def test_health_answers_while_the_engine_is_busy() -> None:
