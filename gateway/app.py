@@ -28,6 +28,7 @@ from gateway.routes import (
     rerank,
     score,
     tei,
+    tei_tokens,
     tokens,
 )
 from gateway.scoring import BiEncoderScorer, Scorer
@@ -113,11 +114,13 @@ def _dialects(routes: _Routes, pipeline: Pipeline, names: ServedNames, tokenizer
     routes.post((tei.EMBED_PATH,), embed, ErrorShape.TEI)
     routes.post((tei.SIMILARITY_PATH,), similarity, ErrorShape.TEI)
     routes.post((tei.ROOT_PATH,), tei.Root(embed, similarity), ErrorShape.TEI)
-    for path, what in tei.UNSUPPORTED.items():
-        if path == tei.SPARSE_PATH and pipeline.info.task == "sparse":
-            routes.post((path,), tei.EmbedSparse(pipeline), ErrorShape.TEI)
-        else:
-            routes.post((path,), tei.unsupported(model, what), ErrorShape.TEI)
+    outputs = pipeline.info.outputs
+    of_tokens = tei_tokens.EmbedAll(pipeline, model) if "hidden" in outputs else None
+    refusal = tei.unsupported(model, "a vector for each token; /embed gives one for each text")
+    routes.post((tei_tokens.ALL_PATH,), of_tokens or refusal, ErrorShape.TEI)
+    words = tei_tokens.EmbedSparse(pipeline) if "sparse" in outputs else None
+    refusal = tei.unsupported(model, "sparse vectors; /embed gives dense ones")
+    routes.post((tei_tokens.SPARSE_PATH,), words or refusal, ErrorShape.TEI)
     routes.post((tokens.TOKENIZE_PATH,), tokens.Tokenize(pipeline), ErrorShape.TEI)
     routes.post((tokens.DECODE_PATH,), tokens.Decode(pipeline), ErrorShape.TEI)
     for path, shape in rerank.PATHS.items():

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gateway.errors import ApiError, ErrorKind
 from gateway.media import Media
-from gateway.schemas import EmbeddingItem, encode
+from gateway.schemas import EmbeddingItem, Written, encode
 from rose.batch import Float32
 
 # Values encoded between two turns of the loop: 0.75 ms of JSON floats, the slowest path, at 23 ns a value.
@@ -78,7 +78,7 @@ async def items(
     indices: what the items' `index` is; None: 0, 1, 2, ...
     Turns beat a thread here: nothing in it releases the GIL, so a thread would hold up the loop just as long.
     """
-    write = _WRITERS[encoding, media]
+    write = WRITERS[encoding, media]
     rows_a_slice = max(1, _SLICE_VALUES // vectors.shape[1])
     numbers = range(len(vectors)) if indices is None else indices
     encoded: list[msgspec.Raw] = []
@@ -94,7 +94,7 @@ async def items(
 
 async def json_rows(values: NDArray[Any]) -> bytes:
     """JSON of an array [n, w] as a list of lists. Gives the loop a turn between slices."""
-    rows_a_slice = max(1, _SLICE_VALUES // values.shape[1])
+    rows_a_slice = max(1, _SLICE_VALUES // max(1, values.shape[1]))
     parts: list[bytes] = []
     for start in range(0, len(values), rows_a_slice):
         if start:
@@ -104,15 +104,13 @@ async def json_rows(values: NDArray[Any]) -> bytes:
     return b"[" + b",".join(parts) + b"]"
 
 
-_Written = memoryview | str | list[float] | msgspec.Raw
-
-
 def json_numbers(values: NDArray[Any]) -> msgspec.Raw:
     """JSON of an array. float32's own shortest digits take half the bytes and half the time of float64's."""
     return msgspec.Raw(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
-_WRITERS: dict[tuple[Encoding, Media], Callable[[NDArray[Any]], _Written]] = {
+# How the values of one array are written in an item.
+WRITERS: dict[tuple[Encoding, Media], Callable[[NDArray[Any]], Written]] = {
     (Encoding.FLOAT, Media.JSON): json_numbers,
     (Encoding.FLOAT, Media.MSGPACK): lambda row: row.tolist(),
     # msgspec writes bytes as base64, 25 % faster than binascii and without the copy into a string.

@@ -110,6 +110,14 @@ def add_limit_flags(group: Group) -> None:
         "default: %(default)s",
     )
     group.add_argument(
+        "--max-outstanding-token-bytes",
+        metavar="BYTES",
+        type=int,
+        default=defaults.max_outstanding_token_bytes,
+        help="what the tokens of all requests under way may give, as float32; more get 429; default: "
+        "%(default)s",
+    )
+    group.add_argument(
         "--head-timeout-s",
         metavar="SECONDS",
         type=float,
@@ -128,8 +136,9 @@ def add_limit_flags(group: Group) -> None:
         metavar="SECONDS",
         type=float,
         default=defaults.keepalive_timeout_s,
-        help="a connection on which nothing comes for so long is closed; more than the load balancer's own, "
-        "so that no request meets a closing connection; default: %(default)s",
+        help="a connection on which nothing comes, or nothing of an answer is taken, for so long is closed; "
+        "should be more than the load balancer's own, so that no request meets a closing connection; "
+        "default: %(default)s",
     )
     group.add_argument(
         "--perplexity-max-items",
@@ -168,6 +177,7 @@ def gateway_options(args: argparse.Namespace, more_keys: Sequence[str]) -> Gatew
         max_body_bytes=args.max_body_bytes,
         request_timeout_s=args.request_timeout_s,
         max_outstanding_requests=args.max_outstanding_requests,
+        max_outstanding_token_bytes=args.max_outstanding_token_bytes,
         head_timeout_s=args.head_timeout_s,
         body_timeout_s=args.body_timeout_s,
         keepalive_timeout_s=args.keepalive_timeout_s,

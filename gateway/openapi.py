@@ -25,6 +25,7 @@ from gateway.routes import (
     rerank,
     score,
     tei,
+    tei_tokens,
     tokens,
 )
 from gateway.schemas import (
@@ -33,6 +34,7 @@ from gateway.schemas import (
     EmbeddingResponse,
     ModelList,
     Status,
+    TokenEmbeddings,
 )
 
 _REF = "#/components/schemas/{name}"
@@ -71,12 +73,22 @@ class Page:
     keyed: bool
 
 
+class Words(msgspec.Struct, kw_only=True):
+    """What clients read where we write `schemas.SparseVector`: ids of words, and what each weighs."""
+
+    indices: list[int]
+    values: list[float]
+
+
 class Embedding(msgspec.Struct, kw_only=True):
     """What clients read where we write `schemas.EmbeddingItem`: numbers, or base64 of their bytes."""
 
     object: str = "embedding"
     index: int
-    embedding: list[float] | str
+    embedding: list[float] | str | msgspec.UnsetType = msgspec.UNSET
+    sparse: Words | msgspec.UnsetType = msgspec.UNSET
+    multi_vector: list[list[float]] | str | msgspec.UnsetType = msgspec.UNSET
+    multi_vector_shape: tuple[int, int] | msgspec.UnsetType = msgspec.UNSET
 
 
 _RANKED = (list[rerank.TEIRank], rerank.RerankResponse, rerank.VoyageResponse)
@@ -99,16 +111,18 @@ WORK = (
     Work((tei.EMBED_PATH,), "Vectors as bare lists", tei.EmbedRequest, _VECTORS, ErrorShape.TEI),
     Work((tei.ROOT_PATH,), "As /embed or /similarity", tei.EmbedRequest, _VECTORS, ErrorShape.TEI),
     Work((tei.SIMILARITY_PATH,), "Cosines", tei.SimilarityRequest, (list[float],), ErrorShape.TEI),
-    *(
-        Work((path,), f"Refused: {what}", tei.UnsupportedRequest, (), ErrorShape.TEI)
-        for path, what in tei.UNSUPPORTED.items()
-        if path != tei.SPARSE_PATH
+    Work(
+        (tei_tokens.ALL_PATH,),
+        "A vector for each token; models that give vectors only",
+        tei_tokens.EmbedTokensRequest,
+        (list[list[list[float]]], TokenEmbeddings),
+        ErrorShape.TEI,
     ),
     Work(
-        (tei.SPARSE_PATH,),
+        (tei_tokens.SPARSE_PATH,),
         "Words that weigh; models that give them only",
-        tei.EmbedSparseRequest,
-        (list[list[tei.SparseValue]],),
+        tei_tokens.EmbedTokensRequest,
+        (list[list[tei_tokens.SparseValue]],),
         ErrorShape.TEI,
     ),
     Work(

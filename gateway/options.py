@@ -14,6 +14,7 @@ _AT_LEAST_ONE = (
     "max_request_tokens",
     "max_body_bytes",
     "max_outstanding_requests",
+    "max_outstanding_token_bytes",
     "perplexity_max_items",
     "perplexity_max_request_tokens",
     "tokenizer_threads",
@@ -33,12 +34,14 @@ class GatewayOptions:
     max_body_bytes: bytes of one request body, after decompression. 8 MiB hold a million tokens in any codec;
         the loop stands still while one body is decoded, 10 ms a MiB of JSON integers.
     request_timeout_s: seconds until a request that has not been started on the device gets 504; None: never.
+    max_outstanding_token_bytes: what the tokens of all requests under way may give, where it is asked for,
+        as f32; more get 429. 1 GiB are 30 texts of 8192 tokens with BGE-M3's vectors.
     max_outstanding_requests: requests being worked on at once, from head to answer; more get 429 before their
         body is read. Bounds what bodies and texts that are not tokenised yet can take.
     head_timeout_s: seconds in which a request's head must have come, from its first byte; then 408.
     body_timeout_s: seconds in which a body must have come, once its head has; then 408.
-    keepalive_timeout_s: seconds after which a connection closes on which nothing comes. Longer than the 60 s
-        after which common load balancers drop one, so that they close first.
+    keepalive_timeout_s: seconds after which a connection closes on which nothing comes, or nothing of an
+        answer is taken. More than the 60 s after which common load balancers drop one: so they close first.
     api_dialect: "openai" or "perplexity": what /v1/embeddings speaks when a request names no encoding_format.
     perplexity_max_items, perplexity_max_request_tokens: of a request in Perplexity's dialect.
     cors_origins: pages of these origins may use the server from a browser; "*": of any.
@@ -56,6 +59,7 @@ class GatewayOptions:
     max_body_bytes: int = 8 * MIB
     request_timeout_s: float | None = 300.0
     max_outstanding_requests: int = 4096
+    max_outstanding_token_bytes: int = 1024 * MIB
     head_timeout_s: float = 30.0
     body_timeout_s: float = 60.0
     keepalive_timeout_s: float = 75.0

@@ -15,9 +15,10 @@ from gateway.errors import ApiError, ErrorKind
 from gateway.inputs import InputLimits, Inputs, Texts, check_range, invalid
 from gateway.metrics import GatewayMetrics
 from gateway.options import GatewayOptions
+from gateway.token_outputs import Hold, TokenBudget, Tokens
 from gateway.tokenization.base import SpecialTokens
 from gateway.tokenization.pool import TokenizerPool
-from rose.batch import EngineInfo, Float32, Int8, Int32
+from rose.batch import NO_TOKEN_OUTPUTS, EngineInfo, Float32, Int8, Int32, TokenOutput
 from scheduler.errors import DeadlineExpired
 from scheduler.metrics import SchedulerMetrics
 from scheduler.sequence import JobResult
@@ -25,9 +26,20 @@ from scheduler.sequence import JobResult
 _NO_TEMPLATE = SpecialTokens(np.zeros(0, np.int32), np.zeros(0, np.int32))
 
 
-# By EngineInfo.task.
-_DOES = {"embed": "gives dense vectors", "score": "scores texts", "sparse": "gives sparse vectors"}
-_GIVES = {"embed": "dense vectors", "sparse": "sparse vectors"}
+DENSE = ("dense",)
+# What other outputs are made of.
+TOKEN_OUTPUTS: dict[str, TokenOutput] = {
+    "sparse": "lexical",
+    "multi_vector": "multi_vector",
+    "hidden": "hidden",
+}
+# By what EngineInfo.outputs calls them.
+_GIVES = {
+    "dense": "dense vectors",
+    "sparse": "sparse vectors",
+    "multi_vector": "multi-vectors",
+    "hidden": "vectors of tokens",
+}
 
 
 class Scheduler(Protocol):
@@ -49,8 +61,9 @@ class Scheduler(Protocol):
         token_type_ids: list[Int32 | None] | None = None,
         deadline_s: float | None = None,
         spans: list[Int32 | None] | None = None,
+        token_outputs: frozenset[TokenOutput] = NO_TOKEN_OUTPUTS,
     ) -> JobResult:
-        """Vectors of the sequences, or of spans of them; see Batcher.run."""
+        """Vectors of the sequences, or of spans of them, and what tokens give; see Batcher.run."""
         ...
 
 
@@ -61,6 +74,7 @@ class EmbedJob(msgspec.Struct, frozen=True):
     max_request_tokens: what all may have, if less than the server takes.
     keep_end: what is cut is the beginning. special_tokens: False: texts go without the tokenizer's template.
     deadline: None: the work may wait for ever.
+    outputs: what is wanted of each input, as EngineInfo.outputs calls it.
     """
 
     inputs: Inputs
@@ -72,12 +86,14 @@ class EmbedJob(msgspec.Struct, frozen=True):
     max_request_tokens: int | None = None
     keep_end: bool = False
     special_tokens: bool = True
+    outputs: tuple[str, ...] = DENSE
 
 
 class Embedded(msgspec.Struct, frozen=True):
     """What became of a job: f32[n, dimensions], the tokens really processed, and the time taken, in ms.
 
     int8: i8[n, D] from models with their own quantiser, not cut to `dimensions`; else None.
+    tokens: what the inputs' tokens gave, if the job's outputs are made of it.
     """
 
     vectors: Float32
@@ -86,6 +102,7 @@ class Embedded(msgspec.Struct, frozen=True):
     tokenization_ms: float
     queue_ms: float
     inference_ms: float
+    tokens: Tokens | None = None
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -93,6 +110,7 @@ class Ready(msgspec.Struct, frozen=True):
 
     token_type_ids: a row as long as its sequence, or None for zeros. started_s: when work on them began.
     spans: i32[k, 2], the parts of a sequence whose means are wanted; None: all of it.
+    token_outputs: what is wanted of each token.
     """
 
     sequences: list[Int32]
@@ -101,6 +119,7 @@ class Ready(msgspec.Struct, frozen=True):
     deadline: Deadline | None
     token_type_ids: list[Int32 | None] | None = None
     spans: list[Int32 | None] | None = None
+    token_outputs: frozenset[TokenOutput] = NO_TOKEN_OUTPUTS
 
 
 class Pipeline:
@@ -120,7 +139,9 @@ class Pipeline:
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._tokenization = metrics.tokenization
+        self._token_budget = TokenBudget(options.max_outstanding_token_bytes)
         self.info = info
+        self._outputs = info.outputs
         self.limits = InputLimits(
             vocab_size=info.vocab_size,
             max_tokens=max_tokens(info),
@@ -128,37 +149,57 @@ class Pipeline:
             max_request_tokens=options.max_request_tokens,
         )
 
-    async def embed(self, job: EmbedJob, task: str = "embed") -> Embedded:
-        """Run `job`. Cancelling drops what of it still waits. task: what the model must be made for.
+    async def embed(self, job: EmbedJob) -> Embedded:
+        """Run `job`. Cancelling drops what of it still waits.
 
         Raises:
-            ApiError: the model gives no vectors, the inputs are too long, or the vectors are not finite.
+            ApiError: the model does not give the outputs, the inputs are too long, or there are too many; or
+                what it gave is not finite.
             scheduler.errors.SchedulerError: see scheduler/errors.py.
         """
-        if self.info.task != task:
-            does, lacks = _DOES[self.info.task], _GIVES[task]
-            message = f"model {self.info.model} {does}; it gives no {lacks}"
-            raise ApiError(ErrorKind.NOT_SUPPORTED, message, param="model")
+        self.check_outputs(job.outputs)
         started_s = time.perf_counter()  # the loop's own clock ticks in milliseconds
         sequences = self._fit(await self._sequences(job), job)
-        ready = Ready(sequences, self._count(sequences, job), started_s, job.deadline)
+        num_tokens, kinds = self._count(sequences, job), self._token_outputs(job)
+        ready = Ready(sequences, num_tokens, started_s, job.deadline, token_outputs=kinds)
         return await self.run(ready, lambda vectors: finish(vectors, job.dimensions, job.normalize))
+
+    def check_outputs(self, outputs: tuple[str, ...]) -> None:
+        """Refuse outputs that the model does not give.
+
+        Raises:
+            ApiError: NOT_SUPPORTED.
+        """
+        missing = [output for output in outputs if output not in self._outputs]
+        if missing:
+            gives = ", ".join(_GIVES[output] for output in self._outputs)
+            does = f"gives {gives}" if gives else "scores texts"
+            message = f"model {self.info.model} {does}; it gives no {_GIVES[missing[0]]}"
+            raise ApiError(ErrorKind.NOT_SUPPORTED, message, param="model")
 
     async def run(self, ready: Ready, finishing: Callable[[Float32], Float32]) -> Embedded:
         """Run what is tokenised; `finishing` makes of the engine's vectors what is asked for.
 
         Raises:
+            ApiError: what tokens give is too much, or not finite.
             scheduler.errors.SchedulerError: see scheduler/errors.py.
         """
+        hold = self._hold(ready) if ready.token_outputs else None
         tokenization_s = time.perf_counter() - ready.started_s
         self._tokenization.observe(tokenization_s)
         left_s = None if ready.deadline is None else ready.deadline.left_s()
         try:
-            result = await self._scheduler.run(ready.sequences, ready.token_type_ids, left_s, ready.spans)
+            result = await self._scheduler.run(
+                ready.sequences, ready.token_type_ids, left_s, ready.spans, ready.token_outputs
+            )
         except DeadlineExpired:
             if ready.deadline is None:
                 raise
             raise ready.deadline.expired("while it waited for a batch") from None
+        tokens = None
+        if hold is not None:
+            tokens = Tokens(ready.sequences, result.tokens, hold)
+            tokens.check()
         return Embedded(
             vectors=finishing(result.vectors),
             int8=result.int8,
@@ -166,6 +207,7 @@ class Pipeline:
             tokenization_ms=tokenization_s * 1e3,
             queue_ms=result.queue_ms,
             inference_ms=result.inference_ms,
+            tokens=tokens,
         )
 
     def read_dimensions(self, dimensions: int | None, name: str = "dimensions") -> int:
@@ -218,6 +260,27 @@ class Pipeline:
                 param="input",
             )
         return self._tokenizer
+
+    def _token_outputs(self, job: EmbedJob) -> frozenset[TokenOutput]:
+        """What `job` needs of each token. A SPLADE model's words are its vectors."""
+        if job.outputs == DENSE or self.info.task == "sparse":
+            return NO_TOKEN_OUTPUTS
+        return frozenset(TOKEN_OUTPUTS[output] for output in job.outputs if output in TOKEN_OUTPUTS)
+
+    def _hold(self, ready: Ready) -> Hold:
+        """Take what the request's token outputs come to, or refuse it.
+
+        One request may have as much as one step gives, so that each of its sequences fits one.
+        """
+        most = self.info.max_token_bytes
+        nbytes = ready.num_tokens * self.info.bytes_a_token(ready.token_outputs)
+        if nbytes > most:
+            message = (
+                f"what {ready.num_tokens} tokens give takes {nbytes} bytes; this server gives {most} bytes"
+                " a request (--max-token-bytes)"
+            )
+            raise ApiError(ErrorKind.INPUT_TOO_LONG, message)
+        return self._token_budget.hold(nbytes)
 
     async def _sequences(self, job: EmbedJob) -> list[Int32]:
         inputs = job.inputs

@@ -32,6 +32,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     embed_dtype: the values' type; output_dtype, output_dimension: Voyage's words for it and for dimensions.
     endianness: vLLM's; only "little" is there, which "native" is as well.
     modality: Infinity's; only "text" is there. With it, dimensions 0 are all dimensions.
+    outputs: any of "dense", "sparse" and "multi_vector", from one pass; None: dense vectors.
     """
 
     input: str | list[str | int | list[int]] | None = None
@@ -54,6 +55,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     output_dimension: int | None = None
     endianness: str | None = None
     modality: str | None = None
+    outputs: list[str] | None = None
 
 
 class Usage(msgspec.Struct):
@@ -63,15 +65,30 @@ class Usage(msgspec.Struct):
     total_tokens: int
 
 
+class SparseVector(msgspec.Struct, kw_only=True):
+    """The words of one text: ids of the vocabulary, rising, and what each weighs."""
+
+    indices: list[int]
+    values: list[float] | msgspec.Raw
+
+
+Written: TypeAlias = memoryview | str | list[float] | msgspec.Raw
+
+
 class EmbeddingItem(msgspec.Struct, kw_only=True):
     """One vector: a list of numbers, or the base64 of its little-endian bytes.
 
-    The encoder writes a memoryview as base64 in JSON; Raw holds what is encoded already.
+    The encoder writes a memoryview as base64 in JSON; Raw holds what is encoded already. What is not asked
+    for is not there. multi_vector: a vector a token, as lists or the base64 of [tokens, dimensions], its
+    shape beside it.
     """
 
     object: str = "embedding"
     index: int
-    embedding: memoryview | str | list[float] | msgspec.Raw
+    embedding: Written | msgspec.UnsetType = msgspec.UNSET
+    sparse: SparseVector | msgspec.UnsetType = msgspec.UNSET
+    multi_vector: Written | list[list[float]] | msgspec.UnsetType = msgspec.UNSET
+    multi_vector_shape: tuple[int, int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class EmbeddingResponse(msgspec.Struct, kw_only=True):
@@ -83,17 +100,50 @@ class EmbeddingResponse(msgspec.Struct, kw_only=True):
     usage: Usage
 
 
+class SparseBlock(msgspec.Struct, kw_only=True):
+    """All texts' words: indices i32[k], values f32[k]; text i has those of offsets[i:i+2], i32[n+1]."""
+
+    offsets: memoryview
+    indices: memoryview
+    values: memoryview
+
+
+class TokenBlock(msgspec.Struct, kw_only=True):
+    """Vectors of all texts' tokens, row after row; text i has those of offsets[i:i+2], i32[n+1].
+
+    shape: (number of vectors, dimensions).
+    """
+
+    shape: tuple[int, int]
+    offsets: memoryview
+    vectors: memoryview
+
+
+class TokenEmbeddings(msgspec.Struct, kw_only=True):
+    """The msgpack answer of /embed_all."""
+
+    object: str = "token_embeddings"
+    model: str
+    dtype: str = "float32"
+    tokens: TokenBlock
+    usage: Usage
+
+
 class EmbeddingBlock(msgspec.Struct, kw_only=True):
     """The msgpack answer: all vectors in one binary block, row after row.
 
     embeddings: little-endian values of `dtype`, in C order. shape: (number of vectors, dimensions).
+    sparse, multi_vector: where asked for; dtype is that of multi_vector, too. Without dense vectors shape and
+    embeddings are not there.
     """
 
     object: str = "embeddings"
     model: str
     dtype: str = "float32"
-    shape: tuple[int, int]
-    embeddings: memoryview
+    shape: tuple[int, int] | msgspec.UnsetType = msgspec.UNSET
+    embeddings: memoryview | msgspec.UnsetType = msgspec.UNSET
+    sparse: SparseBlock | msgspec.UnsetType = msgspec.UNSET
+    multi_vector: TokenBlock | msgspec.UnsetType = msgspec.UNSET
     usage: Usage
 
 

@@ -74,6 +74,14 @@ def add_engine_flags(group: Group) -> None:
         help="most sequences in one forward; default: %(default)s",
     )
     group.add_argument(
+        "--max-token-bytes",
+        metavar="BYTES",
+        type=positive,
+        default=defaults.max_token_bytes,
+        help="what the tokens of one request, or of one forward, may give where vectors of tokens or weights "
+        "of words are asked for, as float32; default: %(default)s",
+    )
+    group.add_argument(
         "--threads",
         metavar="N",
         type=positive,
@@ -111,6 +119,7 @@ def engine_options(args: argparse.Namespace) -> EngineOptions:
         max_model_len=args.max_model_len,
         max_batch_tokens=args.max_batch_tokens,
         max_batch_seqs=args.max_batch_seqs,
+        max_token_bytes=args.max_token_bytes,
         num_threads=args.threads,
         seed=args.seed,
         capture=args.capture,

@@ -10,11 +10,12 @@ from gateway.exchange import Answer, Call
 from gateway.inputs import Inputs, invalid, read_id_blocks, read_input
 from gateway.media import Media
 from gateway.names import ServedNames
-from gateway.pipeline import Embedded, EmbedJob, Pipeline
+from gateway.outputs import Rendering, read_outputs
+from gateway.pipeline import DENSE, Embedded, EmbedJob, Pipeline
 from gateway.prompts import Prompts, with_prompt
 from gateway.rendering import answer, block, figures, usage
 from gateway.routes.perplexity import PerplexityEmbeddings
-from gateway.schemas import EmbeddingRequest, EmbeddingResponse, decode
+from gateway.schemas import EmbeddingBlock, EmbeddingRequest, EmbeddingResponse, decode
 
 PATHS = ("/v1/embeddings", "/embeddings")
 # vLLM's name for octets without its header, which does no harm.
@@ -44,8 +45,16 @@ class OpenAIEmbeddings:
         model = self._names.read(request.model)
         encoding = _encoding(request.encoding_format, call.answer_media)
         job = self._job(request, call)
-        dtype = _dtype(request, job.dimensions)
-        return await _render(await self._pipeline.embed(job), model, (encoding, dtype), call.answer_media)
+        dtype = self._dtype(request, job)
+        if job.outputs == DENSE:
+            embedded = await self._pipeline.embed(job)
+            return await _render(embedded, model, (encoding, dtype), call.answer_media)
+        if encoding is Encoding.BYTES and call.answer_media is Media.JSON:
+            message = "encoding_format bytes holds dense vectors alone; ask for msgpack, float or base64"
+            raise invalid(message, "encoding_format")
+        embedded = await self._pipeline.embed(job)
+        rendering = await Rendering.of(embedded, job.outputs, dtype, self._pipeline.info)
+        return await _render_all(embedded, rendering, model, encoding, call.answer_media)
 
     def _job(self, request: EmbeddingRequest, call: Call) -> EmbedJob:
         normalize, cut_to = request.normalize, read_prompt_tokens(request.truncate_prompt_tokens)
@@ -58,6 +67,7 @@ class OpenAIEmbeddings:
             max_tokens=cut_to,
             keep_end=read_direction(request.truncation_direction),
             special_tokens=request.add_special_tokens is not False,
+            outputs=read_outputs(request.outputs),
         )
 
     def _inputs(self, request: EmbeddingRequest) -> Inputs:
@@ -68,6 +78,12 @@ class OpenAIEmbeddings:
         if request.input is not None:
             raise invalid("input and input_ids are both given; send one of them")
         return read_id_blocks(request.input_ids, request.lengths, limits)
+
+    def _dtype(self, request: EmbeddingRequest, job: EmbedJob) -> Dtype:
+        dtype = _dtype(request, job.dimensions)
+        if "multi_vector" in job.outputs:
+            _dtype(request, self._pipeline.info.token_outputs.get("multi_vector", 8))
+        return dtype
 
 
 def _dimensions(request: EmbeddingRequest) -> int | None:
@@ -110,3 +126,24 @@ async def _render(embedded: Embedded, model: str, form: tuple[Encoding, Dtype], 
     data = await items(values, encoding, media)
     response = EmbeddingResponse(data=data, model=model, usage=usage(embedded))
     return answer(response, media, figures(embedded))
+
+
+async def _render_all(
+    embedded: Embedded, rendering: Rendering, model: str, encoding: Encoding, media: Media
+) -> Answer:
+    """What `rendering` holds, as items or, in msgpack, as blocks."""
+    if encoding is not Encoding.BYTES:
+        data = await rendering.items(encoding, media)
+        response = EmbeddingResponse(data=data, model=model, usage=usage(embedded))
+        return answer(response, media, figures(embedded))
+    blocks = EmbeddingBlock(
+        model=model,
+        dtype=rendering.dtype.value,
+        sparse=rendering.sparse_block(),
+        multi_vector=rendering.token_block(),
+        usage=usage(embedded),
+    )
+    if rendering.dense is not None:
+        blocks.shape = (rendering.dense.shape[0], rendering.dense.shape[1])
+        blocks.embeddings = rendering.dense.data
+    return answer(blocks, media, figures(embedded))

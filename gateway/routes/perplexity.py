@@ -17,7 +17,8 @@ from gateway.inputs import check_count, invalid, read_input
 from gateway.late_chunking import DocumentJob, LateChunker
 from gateway.names import ServedNames
 from gateway.options import GatewayOptions
-from gateway.pipeline import EmbedJob, Pipeline
+from gateway.outputs import read_outputs
+from gateway.pipeline import DENSE, EmbedJob, Pipeline
 from gateway.rendering import answer, figures
 from gateway.schemas import EmbeddingRequest, decode
 
@@ -102,6 +103,8 @@ class PerplexityEmbeddings:
             ApiError: everything that goes wrong, in this dialect's shape.
         """
         with speaking(ErrorShape.PERPLEXITY):
+            if read_outputs(request.outputs) != DENSE:
+                raise invalid("outputs are dense vectors alone in this encoding_format", "outputs")
             model = self._names.read(request.model)
             dimensions = self._pipeline.read_dimensions(request.dimensions)
             dtype = _dtype(request.encoding_format, dimensions)

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from gateway.cuts import read_direction
 from gateway.dtypes import Dtype
@@ -23,10 +22,8 @@ from gateway.prompts import Prompts, with_prompt
 from gateway.rendering import answer, block, figures
 from gateway.schemas import decode
 from gateway.scoring import ScoreJob, Scorer
-from rose.batch import Float32
 
 EMBED_PATH, ROOT_PATH, SIMILARITY_PATH = "/embed", "/", "/similarity"
-SPARSE_PATH = "/embed_sparse"
 
 
 class SimilarityInputs(msgspec.Struct, kw_only=True):
@@ -65,16 +62,6 @@ class EmbedRequest(msgspec.Struct, kw_only=True):
     dimensions: int | None = None
 
 
-class EmbedSparseRequest(msgspec.Struct, kw_only=True):
-    """TEI's request for sparse vectors. Fields as in EmbedRequest."""
-
-    inputs: InputValue | None = None
-    truncate: bool | None = None
-    truncation_direction: str | None = None
-    prompt_name: str | None = None
-    prompt: str | None = None
-
-
 class _Kind(msgspec.Struct):
     """Enough of a body to tell what it asks for."""
 
@@ -109,49 +96,6 @@ class Embed:
         if call.answer_media is Media.MSGPACK:
             return block(embedded, embedded.vectors, Dtype.FLOAT32, self._model, call.answer_media)
         return Answer(await json_rows(embedded.vectors), call.answer_media.value, figures(embedded))
-
-
-class SparseValue(msgspec.Struct, kw_only=True):
-    """One word of the vocabulary, and its weight."""
-
-    index: int
-    value: float
-
-
-class EmbedSparse:
-    """POST /embed_sparse: of each text the words that have a weight, by their ids."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self._prompts = Prompts(pipeline.info)
-
-    async def __call__(self, call: Call) -> Answer:
-        """Embed what `call` asks for.
-
-        Raises:
-            ApiError, scheduler.errors.SchedulerError: as OpenAIEmbeddings; or the model gives dense vectors.
-        """
-        request = decode(EmbedSparseRequest, call.body, call.media)
-        prompt = self._prompts.choose(request.prompt, request.prompt_name, None)
-        job = EmbedJob(
-            inputs=with_prompt(read_input(request.inputs, self._pipeline.limits, "inputs"), prompt),
-            dimensions=self._pipeline.info.dimensions,
-            normalize=False,
-            truncate=bool(request.truncate),
-            deadline=call.deadline,
-            keep_end=read_direction(request.truncation_direction),
-        )
-        embedded = await self._pipeline.embed(job, "sparse")
-        rows = [_sparse(row) for row in embedded.vectors]
-        return answer(rows, call.answer_media, figures(embedded))
-
-
-def _sparse(row: Float32) -> list[SparseValue]:
-    words = np.flatnonzero(row)
-    return [
-        SparseValue(index=index, value=value)
-        for index, value in zip(words.tolist(), row[words].tolist(), strict=True)
-    ]
 
 
 class Similarity:
@@ -199,13 +143,6 @@ class Root:
         # The first byte of an object, or of a map of up to 15 entries.
         compares = inputs == b"{" if call.media is Media.JSON else 0x80 <= (*inputs, 0)[0] <= 0x8F
         return await (self._similarity if compares else self._embed)(call)
-
-
-# What needs a model that few engines have, or none: the answer names it and what to use instead.
-UNSUPPORTED = {
-    "/embed_all": "a vector for each token; /embed gives one for each text",
-    SPARSE_PATH: "sparse vectors; /embed gives dense ones",
-}
 
 
 class UnsupportedRequest(msgspec.Struct, kw_only=True):

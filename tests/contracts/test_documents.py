@@ -49,7 +49,8 @@ def test_the_targets_in_the_readme_exist(repo_root: Path, readme: str) -> None:
 
 
 def test_figures_in_the_documents_are_the_defaults(repo_root: Path) -> None:
-    options = server.parse_options([]).gateway
+    given = server.parse_options([])
+    options = given.gateway
     life = (repo_root / "docs" / "architecture.md").read_text()
     assert f"up to {options.inline_text_chars} characters on the loop" in life
     api = (repo_root / "docs" / "api.md").read_text()
@@ -64,6 +65,8 @@ def test_figures_in_the_documents_are_the_defaults(repo_root: Path) -> None:
         options.body_timeout_s,
         options.keepalive_timeout_s,
         options.max_outstanding_requests,
+        given.engine.max_token_bytes // 2**20,
+        options.max_outstanding_token_bytes // 2**20,
         options.request_timeout_s,
     ]
 
