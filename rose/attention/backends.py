@@ -12,8 +12,9 @@ import torch
 
 from rose.aot.folders import default_folders
 from rose.aot.library import KernelLibrary, KernelQuery, load_module
-from rose.attention import fa4, flashinfer
+from rose.attention import fa4, flashinfer, flat
 from rose.attention.sdpa import SdpaAttention
+from rose.kernels import dispatch
 
 if TYPE_CHECKING:
     from rose.attention.base import AttentionBackend, AttentionSpec
@@ -25,31 +26,36 @@ TENSOR_CORE_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def load_backends(
-    spec: AttentionSpec, aot_dirs: Collection[Path] | None = None, *, compile_missing: bool = True
+    spec: AttentionSpec,
+    aot_dirs: Collection[Path] | None = None,
+    *,
+    compile_missing: bool = True,
+    slots: int = 1,
 ) -> dict[str, AttentionBackend]:
     """Every backend that can run `spec` here, by name; torch's own ("sdpa") is always among them.
 
     Kernels come from `aot_dirs` (default: the checkout's `.aot` and the user cache). Only where those hold
     none, one is compiled from an installed package (`compile_missing`): FlashAttention-4 in seconds, or
     FlashInfer in minutes the first time. None of these has windows. What is missing or broken is only
-    logged.
+    logged. slots: as of FlashInferAttention.
     """
     backends: dict[str, AttentionBackend] = {}
     if spec.device.type == "cuda" and spec.dtype in TENSOR_CORE_DTYPES and spec.window is None:
-        backends.update(_from_library(spec, default_folders() if aot_dirs is None else aot_dirs))
+        backends.update(_from_library(spec, default_folders() if aot_dirs is None else aot_dirs, slots))
         if not backends and compile_missing:
-            backends.update(_compiled(spec))
+            backends.update(_compiled(spec, slots))
+        backends.update(_flat(spec))
     backends["sdpa"] = SdpaAttention(spec)
     heads = f"{spec.num_heads}/{spec.num_kv_heads} heads of {spec.head_dim}"
     log.info("attention on %s, %s: %s", spec.device, heads, ", ".join(backends))
     return backends
 
 
-def _from_library(spec: AttentionSpec, folders: Collection[Path]) -> dict[str, AttentionBackend]:
+def _from_library(spec: AttentionSpec, folders: Collection[Path], slots: int) -> dict[str, AttentionBackend]:
     library = KernelLibrary(folders, torch.cuda.get_device_capability(spec.device))
     found: dict[str, AttentionBackend] = {}
     missing = []
-    for query, make in _makers(spec):
+    for query, make in _makers(spec, slots):
         path = library.find(query)
         if path is None:
             missing.append(query.kernel)
@@ -63,12 +69,12 @@ def _from_library(spec: AttentionSpec, folders: Collection[Path]) -> dict[str, A
     return found
 
 
-def _makers(spec: AttentionSpec) -> list[tuple[KernelQuery, Callable[[Path], AttentionBackend]]]:
+def _makers(spec: AttentionSpec, slots: int) -> list[tuple[KernelQuery, Callable[[Path], AttentionBackend]]]:
     def flash(path: Path) -> AttentionBackend:
         return fa4.Fa4Attention(spec, load_module(path).func)
 
     def ragged(version: str) -> Callable[[Path], AttentionBackend]:
-        return lambda path: flashinfer.FlashInferAttention(spec, version, load_module(path))
+        return lambda path: flashinfer.FlashInferAttention(spec, version, load_module(path), slots)
 
     makers: list[tuple[KernelQuery, Callable[[Path], AttentionBackend]]] = [(fa4.query_for(spec), flash)]
     for version, head_dims in flashinfer.HEAD_DIMS.items():
@@ -77,7 +83,7 @@ def _makers(spec: AttentionSpec) -> list[tuple[KernelQuery, Callable[[Path], Att
     return makers
 
 
-def _compiled(spec: AttentionSpec) -> dict[str, AttentionBackend]:
+def _compiled(spec: AttentionSpec, slots: int) -> dict[str, AttentionBackend]:
     """The first of the installed packages whose kernel compiles; none is an answer too."""
     version = "fa3" if torch.cuda.get_device_capability(spec.device) == HOPPER else "fa2"
 
@@ -85,7 +91,7 @@ def _compiled(spec: AttentionSpec) -> dict[str, AttentionBackend]:
         return fa4.Fa4Attention(spec, fa4.jit_kernel(spec))
 
     def ragged() -> AttentionBackend:
-        return flashinfer.FlashInferAttention(spec, version, flashinfer.jit_module(spec, version))
+        return flashinfer.FlashInferAttention(spec, version, flashinfer.jit_module(spec, version), slots)
 
     attempts: list[tuple[str, Callable[[], AttentionBackend]]] = [(fa4.NAME, flash)]
     if spec.head_dim in flashinfer.HEAD_DIMS[version]:
@@ -101,6 +107,19 @@ def _compiled(spec: AttentionSpec) -> dict[str, AttentionBackend]:
             log.info("%s: compiled from the installed package, since no built kernel was found", name)
             return {name: backend}
     return {}
+
+
+def _flat(spec: AttentionSpec) -> dict[str, AttentionBackend]:
+    """Our own Triton kernels; they serve only where the policy's table has them as the fastest."""
+    if spec.head_dim not in flat.HEAD_DIMS or not dispatch.has_triton():
+        return {}
+    found: dict[str, AttentionBackend] = {}
+    for kind in (flat.FlatAttention, flat.FlatProductAttention):
+        try:
+            found[kind.name] = _proven(kind(spec), spec)
+        except Exception as error:  # whatever a compiler may raise; the others serve
+            log.warning("%s could not be compiled: %s: %s", kind.name, type(error).__name__, error)
+    return found
 
 
 def _proven(backend: AttentionBackend, spec: AttentionSpec) -> AttentionBackend:

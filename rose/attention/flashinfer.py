@@ -44,11 +44,12 @@ class FlashInferAttention:
     """One module of FlashInfer, called below its Python wrapper.
 
     version: "fa2" or "fa3". module: its `plan` and `ragged_run`.
+    slots: batches that may be in flight at a time; locking pages while serving would take milliseconds.
     """
 
     capturable = True
 
-    def __init__(self, spec: AttentionSpec, version: str, module: Any) -> None:
+    def __init__(self, spec: AttentionSpec, version: str, module: Any, slots: int = 1) -> None:
         import torch
 
         self.name = f"flashinfer-{version}"
@@ -58,7 +59,10 @@ class FlashInferAttention:
         self._plan_tail = (-1, True, 0, 0) if version == "fa2" else ()  # no fixed split, no split, -, -
         self._run_tail = _fa2_tail(spec.scale) if version == "fa2" else _fa3_tail(spec.scale)
         self._plan_info: object = None
-        self._slots: dict[int, torch.Tensor] = {}
+        on_gpu = spec.device.type == "cuda"
+        self._pinned = [
+            torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=on_gpu) for _ in range(slots)
+        ]
         self._int_workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=spec.device)
         # Partial results of split keys, which are off; only its device is read.
         self._float_workspace = torch.empty(16, dtype=torch.uint8, device=spec.device)
@@ -75,7 +79,7 @@ class FlashInferAttention:
         offsets = torch.from_numpy(host_cu_seqlens)
         lengths = torch.from_numpy(np.diff(host_cu_seqlens))
         self._plan_info = self._plan(
-            self._float_workspace, self._int_workspace, self._pinned(slot),
+            self._float_workspace, self._int_workspace, self._pinned[slot],
             offsets, offsets, lengths,
             num_tokens, len(host_cu_seqlens) - 1, spec.num_heads, spec.num_kv_heads,
             1,  # page size
@@ -101,16 +105,6 @@ class FlashInferAttention:
             CAUSAL if self._spec.causal else FULL, NHD_LAYOUT, NO_WINDOW, NO_PDL,
             *self._run_tail,
         )  # fmt: skip
-
-    def _pinned(self, slot: int) -> torch.Tensor:
-        """u8[WORKSPACE_BYTES] of `slot`, page-locked where there is a GPU; made at first use."""
-        import torch
-
-        buffer = self._slots.get(slot)
-        if buffer is None:
-            pin = self._spec.device.type == "cuda"
-            buffer = self._slots[slot] = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=pin)
-        return buffer
 
 
 def _fa2_tail(scale: float) -> tuple[object, ...]:

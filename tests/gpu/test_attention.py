@@ -51,7 +51,7 @@ def backends_of(heads: str, causal: bool) -> tuple[AttentionSpec, dict[str, Atte
     spec = AttentionSpec(
         num_heads, num_kv_heads, head_dim, head_dim**-0.5, causal, torch.bfloat16, device
     )  # fmt: skip
-    return spec, load_backends(spec)
+    return spec, load_backends(spec, slots=2)
 
 
 def pick(name: str, heads: str, causal: bool = False) -> tuple[AttentionSpec, AttentionBackend]:

@@ -81,7 +81,7 @@ def test_flashinfer_plans_with_the_batch_and_the_spec(version: str, tail: tuple[
 
 def test_each_slot_has_a_page_locked_buffer_of_its_own_and_keeps_it() -> None:
     module = ScriptedModule()
-    backend = FlashInferAttention(SPEC, "fa3", module)
+    backend = FlashInferAttention(SPEC, "fa3", module, slots=3)
     for slot, offsets in ((0, cu(0, 5)), (1, cu(0, 9)), (0, cu(0, 6)), (2, cu(0, 1))):
         backend.plan(offsets, 64, slot)
     buffers = [call[2].data_ptr() for call in module.planned]
@@ -101,7 +101,7 @@ def test_each_slot_has_a_page_locked_buffer_of_its_own_and_keeps_it() -> None:
 )
 def test_flashinfer_runs_the_plan_made_last(version: str, tail: tuple[object, ...]) -> None:
     module = ScriptedModule()
-    backend = FlashInferAttention(CAUSAL, version, module)
+    backend = FlashInferAttention(CAUSAL, version, module, slots=2)
     q, k, v, out, cu_seqlens = packed(CAUSAL)
     backend.plan(cu(0, 8), 8, 0)
     backend.plan(cu(0, 3, 3, 7), 8, 1)
