@@ -302,12 +302,12 @@ def verify(argv: Sequence[str]) -> int:
 
     try:
         folder = resolve(args.model, args.load_format)
-        oracle = TransformersOracle(folder.path, load_config(folder.path))
         path = folder.path / "tokenizer.json"
         tokenizer = HuggingFaceTokenizer.from_file(path) if path.is_file() else None
         engine = load_engine(
             folder.path, rose_flags.engine_options(args), dummy=False, model_name=folder.name
         )
+        oracle = TransformersOracle(folder.path, load_config(folder.path))
         findings = verification.verify(TEXTS, tokenizer, engine, oracle)
     except (ModelLoadError, EngineError) as error:
         return failed(error)

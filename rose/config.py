@@ -77,6 +77,7 @@ def load_config(folder: Path) -> ModelConfig:
     if head.task == "sparse" and class_name != "BertForMaskedLM":
         raise fields.refuse(f"SpladePooling needs the head of BertForMaskedLM; this is {class_name}")
     config = known.read(fields, head)
+    _check_heads(config, fields)
     check_dense(head, config.hidden_size, fields.path)
     prompts, default_prompt_name = read_prompts(folder)
     token_heads = read_token_heads(class_name, fields)
@@ -93,6 +94,14 @@ def load_config(folder: Path) -> ModelConfig:
         token_heads=token_heads,
         unweighted_ids=unweighted_ids(fields) if token_heads else (),
     )
+
+
+def _check_heads(config: ModelConfig, fields: Fields) -> None:
+    """Refuse heads that cannot be grouped, or cannot turn."""
+    if config.num_heads % config.num_kv_heads:
+        raise fields.refuse(f"{config.num_heads} heads cannot share {config.num_kv_heads} of keys and values")
+    if config.rope_theta and config.head_dim % 2:
+        raise fields.refuse(f"head_dim {config.head_dim} is odd; rotation turns pairs")
 
 
 def _chunk_separator(class_name: str, fields: Fields) -> int | None:

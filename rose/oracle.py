@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 # Sentence-transformers' modules of a pipeline that change a vector's direction, by what follows "models.".
 _MODULES = ("Pooling", "Dense")
 _POOLINGS = {"last": "lasttoken"}
+# Nomic's own spelling of config.json: what transformers calls the same.
+_NOMIC = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+}
 # Classes that transformers does not have: by which of its own they are, with an open mask.
 _OWN_CODE = {"PPLXQwen3Model": "Qwen3", "PPLXQwen3ContextualModel": "Qwen3"}
 
@@ -190,6 +199,10 @@ def _transformer(folder: Path) -> Any:
     fields = json.loads((folder / "config.json").read_text("utf-8"))
     names = fields.get("architectures") or [""]
     family = _OWN_CODE.get(names[0])
+    if "n_embd" in fields and "hidden_size" not in fields:
+        family = "NomicBert"
+        fields = {_NOMIC.get(key, key): value for key, value in fields.items()}
+        fields["rope_parameters"] = {"rope_type": "default", "rope_theta": float(fields["rotary_emb_base"])}
     if family is None:
         return _loaded(folder, "AutoModel")
     import transformers
@@ -207,8 +220,15 @@ def _tokenizer(folder: Path) -> Any:
 
     if not (folder / "tokenizer.json").is_file():
         return None
-    if (folder / "tokenizer_config.json").is_file():
-        return transformers.AutoTokenizer.from_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    if path.is_file():
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+        ids, settings = tokenizer("a")["input_ids"], json.loads(path.read_text("utf-8"))
+        if settings.get("add_eos_token") is not True or ids[-1] == tokenizer.eos_token_id:
+            return tokenizer
+        # transformers 4 honoured the file; 5 does if told so, and then needs to be told of the start as well.
+        begins = ids[0] == tokenizer.bos_token_id
+        return transformers.AutoTokenizer.from_pretrained(folder, add_eos_token=True, add_bos_token=begins)
     fast: Any = transformers.PreTrainedTokenizerFast
     names = ["input_ids", "token_type_ids", "attention_mask"]
     return fast(tokenizer_file=str(folder / "tokenizer.json"), model_input_names=names)

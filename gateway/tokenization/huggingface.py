@@ -10,6 +10,7 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from gateway.tokenization.base import PairTokens, SpecialTokens, Token
+from gateway.tokenization.beside import honour_neighbours
 from rose.batch import Int32
 from rose.errors import ModelLoadError
 
@@ -27,15 +28,18 @@ class HuggingFaceTokenizer:
 
     @classmethod
     def from_file(cls, path: Path) -> HuggingFaceTokenizer:
-        """Read a tokenizer.json.
+        """Read a tokenizer.json, and what the files beside it say about it.
 
         Raises:
-            ModelLoadError: the file is missing or is not one that the library reads.
+            ModelLoadError: the file is missing or is not one that the library reads; see honour_neighbours.
         """
         try:
-            return cls(Backend.from_file(str(path)))
+            backend = Backend.from_file(str(path))
         except Exception as error:  # the library raises bare Exception for everything
             raise ModelLoadError(f"cannot read the tokenizer {path}: {error}") from error
+        backend.no_truncation()  # else the probes of what it adds may be cut
+        honour_neighbours(backend, path.parent)
+        return cls(backend)
 
     @property
     def vocab_size(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import lzma
 import threading
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from gateway.tokenization.base import SpecialTokens
 from gateway.tokenization.huggingface import HuggingFaceTokenizer
@@ -193,3 +194,70 @@ async def test_a_cancelled_job_that_waits_for_a_thread_is_never_tokenised() -> N
     await pool.encode(["third"])
     assert len(tokenizer.threads) == 2
     pool.close()
+
+
+def folder_with(folder: Path, template: str, **files: dict[str, object]) -> Path:
+    """A tokenizer.json in `folder`, and files beside it by their names without ".json"."""
+    backend(template).save(str(folder / "tokenizer.json"))
+    for name, fields in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(fields))
+    return folder / "tokenizer.json"
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("end", ["</s>", {"content": "</s>", "lstrip": False}])
+def test_texts_end_where_only_the_settings_say_so(tmp_path: Path, name: str, end: object) -> None:
+    """As e5-mistral's files have it, whose last token is its vector."""
+    settings = {"add_eos_token": True, "eos_token": end}
+    path = folder_with(tmp_path, TEMPLATES[name][0], tokenizer_config=settings)
+    tokenizer = HuggingFaceTokenizer.from_file(path)
+    assert tokenizer.encode(["w1 w2"])[0].tolist() == [50] * TEMPLATES[name][1] + [1, 2, 51]
+    assert tokenizer.special_tokens.suffix.tolist() == [51]
+    assert tokenizer.literal().encode(["w1"])[0].tolist()[-2:] == [1, 51]
+    transformers = pytest.importorskip("transformers")
+    own = transformers.AutoTokenizer.from_pretrained(
+        tmp_path, add_eos_token=True, add_bos_token=TEMPLATES[name][1] > 0, bos_token="<s>", eos_token="</s>"
+    )
+    if TEMPLATES[name][1] < 2:  # transformers' own template has one token at the start
+        assert own("w1 w2")["input_ids"] == tokenizer.encode(["w1 w2"])[0].tolist()
+
+
+def test_byte_level_offsets_stay_when_an_end_is_added(tmp_path: Path) -> None:
+    words = backend("$A")
+    words.post_processor = processors.ByteLevel(trim_offsets=True)
+    words.save(str(tmp_path / "tokenizer.json"))
+    settings = {"add_eos_token": True, "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    [tokens] = HuggingFaceTokenizer.from_file(tmp_path / "tokenizer.json").tokens(["w1"], special_tokens=True)
+    assert [(token.id, token.text) for token in tokens] == [(1, "w1"), (51, "</s>")]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"tokenizer_config": {"add_eos_token": True, "eos_token": "<end>"}}, "'<end>' is not in the vocab"),
+        ({"tokenizer_config": {"add_eos_token": True}}, "'None' is not in the vocabulary"),
+        ({"sentence_bert_config": {"do_lower_case": True}}, "do_lower_case true is not supported"),
+    ],
+)
+def test_what_the_neighbours_ask_in_vain_is_named(
+    tmp_path: Path, files: dict[str, dict[str, object]], message: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        HuggingFaceTokenizer.from_file(folder_with(tmp_path, "$A", **files))
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        normalizers.Lowercase(),
+        normalizers.BertNormalizer(),
+        normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()]),
+    ],
+)
+def test_a_tokenizer_that_lower_cases_does_what_is_asked(tmp_path: Path, normalizer: object) -> None:
+    words = backend("$A")
+    words.normalizer = normalizer
+    words.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    assert HuggingFaceTokenizer.from_file(tmp_path / "tokenizer.json").encode(["W1"])[0].tolist() == [1]

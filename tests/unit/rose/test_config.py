@@ -272,6 +272,8 @@ def test_bert_fields_that_are_not_supported(tmp_path: Path, changes: dict[str, o
         ({"rope_parameters": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
         ({"rope_parameters": None, "rope_scaling": {"type": "su", "factor": 2}}, "su"),
         ({"rope_parameters": 3}, "rope_parameters"),
+        ({"num_key_value_heads": 3}, "heads cannot share 3"),
+        ({"head_dim": 25}, "head_dim 25 is odd"),
     ],
 )
 def test_qwen3_fields_that_are_not_supported(tmp_path: Path, changes: dict[str, object], named: str) -> None:

@@ -71,6 +71,20 @@ def test_agrees_with_ours(tmp_path: Path, family: str) -> None:
     assert least_cosine(run(model, sequences).vectors, theirs) >= 0.99999
 
 
+def test_nomics_own_spelling(tmp_path: Path) -> None:
+    """As its config.json was published first, which transformers reads as a model of its default sizes."""
+    folder = save_oracle(tmp_path, FAMILIES["nomic"])
+    fields = json.loads((folder / "config.json").read_text())
+    shapes = {"n_embd": 60, "n_head": 5, "n_inner": 92, "n_layer": 4, "n_positions": 128}
+    own = {"layer_norm_epsilon": 1e-12, "rotary_emb_base": 1000, "rotary_scaling_factor": None}
+    kept = {key: fields[key] for key in ("architectures", "model_type", "vocab_size", "type_vocab_size")}
+    (folder / "config.json").write_text(json.dumps(kept | shapes | own))
+    model = our_model(folder)
+    ids = random_sequences(model.config, [30])
+    theirs = torch.from_numpy(TransformersOracle(folder, model.config).output(ids[0]))[None]
+    assert least_cosine(run(model, ids).vectors, theirs) >= 0.99999
+
+
 def test_dense_modules_are_part_of_it(tmp_path: Path) -> None:
     folder = save_oracle(tmp_path, FAMILIES["modernbert"])
     add_modules(folder, {"1_Pooling": pooling_config("max", 60), "2_Dense": {}, "3_Normalize": {}})

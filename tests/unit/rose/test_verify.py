@@ -18,6 +18,8 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertForSequenceClassification,
+    MistralConfig,
+    MistralModel,
     ModernBertConfig,
     ModernBertForSequenceClassification,
     PreTrainedTokenizerFast,
@@ -193,6 +195,21 @@ def test_a_tokenizer_that_gives_no_types_fails(tmp_path: Path, capsys: pytest.Ca
     assert run(folder) == 1
     out = capsys.readouterr().out
     assert out.count("other tokens: ") == 27 and "worst difference 0.0000" in out
+
+
+def test_an_end_that_only_the_settings_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """e5-mistral: both sides end texts with the token that is pooled."""
+    oracle = MistralModel(MistralConfig(**DECODER))
+    folder = save_oracle(tmp_path, oracle, "last")
+    fast: Any = PreTrainedTokenizerFast
+    fast(tokenizer_object=byte_pairs(), eos_token="<|im_end|>").save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"add_eos_token": True}))
+    tokens = rose.oracle.TransformersOracle(folder, load_config(folder)).tokens(["yes"], 100)
+    assert tokens is not None and tokens[0].tolist()[1:] == [2]
+    capsys.readouterr()
+    assert run(folder) == 0
+    assert "27 texts, worst cosine" in capsys.readouterr().out
 
 
 def test_16_bits_pass_with_their_own_tolerance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
