@@ -6,6 +6,7 @@ What is private to aiohttp and used here was read in 3.14.5; tests over raw sock
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -21,7 +22,10 @@ from gateway.strays import Strays
 
 @dataclass(frozen=True, slots=True)
 class ClientPatience:
-    """What a connection waits for. head_s: seconds for a head, from its first byte. idle_s: for that byte."""
+    """What a connection waits for. head_s: seconds for a head, from its first byte.
+
+    idle_s: seconds for that byte, and for a client to take a part of its answer.
+    """
 
     head_s: float = 30.0
     idle_s: float = 75.0
@@ -31,20 +35,32 @@ CLIENT_PATIENCE = web.AppKey("client_patience", ClientPatience)
 
 
 class Connection(RequestHandler):
-    """Tells what is no HTTP in our words, and drops clients that send a head too slowly."""
+    """Tells what is no HTTP in our words, and drops clients that send a head or take an answer too slowly."""
 
-    __slots__ = ("_head_s", "_head_timer", "_strays")
+    __slots__ = ("_answer_timer", "_head_timer", "_patience", "_strays")
 
     def __init__(self, server: web.Server, patience: ClientPatience, strays: Strays, **settings: Any) -> None:
         super().__init__(server, **settings)
-        self._head_s = patience.head_s
+        self._patience = patience
         self._strays = strays
         self._head_timer: asyncio.TimerHandle | None = None
+        self._answer_timer: asyncio.TimerHandle | None = None
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """The client is gone; the timer would keep all of it in memory."""
+        """The client is gone; the timers would keep all of it in memory."""
         self._stop_head_timer()
+        self._stop_answer_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client takes its answer more slowly than it comes."""
+        super().pause_writing()
+        self._watch_answer(sys.maxsize)
+
+    def resume_writing(self) -> None:
+        """It has taken nearly all."""
+        self._stop_answer_timer()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Bytes came. Whole heads, which are all but a few, cost two comparisons."""
@@ -55,7 +71,7 @@ class Connection(RequestHandler):
             if self._current_request is not None:
                 self._end_body()
         elif self._head_timer is None and self._waiter is not None and not self._waiter.done():
-            self._head_timer = self._loop.call_later(self._head_s, self._give_up_head)
+            self._head_timer = self._loop.call_later(self._patience.head_s, self._give_up_head)
 
     def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
@@ -86,10 +102,25 @@ class Connection(RequestHandler):
         self._head_timer = None
         if self._waiter is None or self._waiter.done():
             return
-        message = f"the head of the request did not come within {self._head_s:g} s"
+        message = f"the head of the request did not come within {self._patience.head_s:g} s"
         error = HttpProcessingError(code=HTTPStatus.REQUEST_TIMEOUT, message=message)
         self._messages.append((_ErrInfo(HTTPStatus.REQUEST_TIMEOUT, error, message), EMPTY_PAYLOAD))
         self._waiter.set_result(None)
+
+    def _stop_answer_timer(self) -> None:
+        if self._answer_timer is not None:
+            self._answer_timer.cancel()
+            self._answer_timer = None
+
+    def _watch_answer(self, unsent_bytes: int) -> None:
+        """Drop a client that has taken nothing since there were so many; it would keep them here for ever."""
+        if self.transport is None:
+            return
+        left_bytes = self.transport.get_write_buffer_size()
+        if left_bytes < unsent_bytes:
+            self._answer_timer = self._loop.call_later(self._patience.idle_s, self._watch_answer, left_bytes)
+        else:
+            self.transport.abort()
 
     def _end_body(self) -> None:
         """If the message behind the one that is worked on is no HTTP, the rest of its body never comes.

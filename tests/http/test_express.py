@@ -51,6 +51,9 @@ class Wire(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += bytes(data)
 
+    def get_write_buffer_size(self) -> int:
+        return len(self.written)
+
     def is_closing(self) -> bool:
         return self.closed
 

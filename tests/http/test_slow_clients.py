@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from gateway.options import GatewayOptions
+from tests.fakes import FakeEngine, fake_info
 from tests.http.served import Served, serving, until
 
 BODY = json.dumps({"input": [5, 6, 7]}).encode()
@@ -151,3 +152,40 @@ async def test_a_head_begun_behind_a_request_is_limited_as_well() -> None:
         assert (await answer(reader))[0] == 200
         assert await asyncio.wait_for(reader.read(), 5) == b""
         writer.close()
+
+
+@asynccontextmanager
+async def large_answer(idle_s: float) -> AsyncIterator[tuple[Served, asyncio.StreamReader]]:
+    """A server, and a client that has asked for 32 MB, more than sockets hold, and has read nothing yet."""
+    options = GatewayOptions(keepalive_timeout_s=idle_s, max_items=8192)
+    engine = FakeEngine(info=fake_info(dimensions=1024))
+    async with asyncio.timeout(30), serving(options, engine=engine) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 16)
+        body = json.dumps({"input": [[1]] * 8192, "encoding_format": "bytes"}).encode()
+        head = HEAD.replace(b"Content-Length: %d" % len(BODY), b"Content-Length: %d" % len(body))
+        writer.write(head + body)
+        yield server, reader
+        writer.close()
+
+
+async def test_a_client_that_takes_nothing_of_its_answer_is_dropped() -> None:
+    async with large_answer(idle_s=0.2) as (server, reader):
+        await until(lambda: server.connections == 1)
+        await until(lambda: server.connections == 0)
+        taken = 0
+        with suppress(ConnectionError):
+            while piece := await reader.read(1 << 20):
+                taken += len(piece)
+        assert taken < 8192 * 1024 * 4
+        assert (await server.embed({"input": [1]})).status == 200
+
+
+async def test_a_client_that_takes_its_answer_slowly_gets_all_of_it() -> None:
+    async with large_answer(idle_s=0.5) as (_, reader):
+        await reader.readuntil(b"\r\n\r\n")
+        taken = 0
+        while taken < 8192 * 1024 * 4:
+            taken += len(await reader.read(1 << 16))
+            if taken % (1 << 20) < 1 << 16:
+                await asyncio.sleep(0.05)
+        assert taken == 8192 * 1024 * 4
