@@ -16,11 +16,14 @@ from pathlib import Path
 from aiohttp import hdrs, web
 
 from gateway.errors import ApiError, ErrorKind
-from gateway.exchange import Answer, refuse
+from gateway.exchange import REQUEST_ID, refuse, request_id
 from gateway.listener import prepare
 from gateway.media import Media
+from gateway.metrics import GatewayMetrics
+from gateway.openapi import WORK
 from gateway.routes.health import HEALTH_PATH
 from gateway.schemas import Status, encode
+from gateway.strays import STRAYS, Strays
 
 BACKLOG = 1024
 _RETRY_AFTER_S = "1"
@@ -152,20 +155,25 @@ def _url(listening: socket.socket, scheme: str) -> str:
 
 def _loading_app() -> web.Application:
     app = web.Application()
+    strays = app[STRAYS] = Strays(GatewayMetrics())
+    strays.shapes |= {path: work.shape for work in WORK for path in work.paths}
     app.router.add_get(HEALTH_PATH, _alive)
-    app.router.add_route(hdrs.METH_ANY, "/{path:.*}", _not_ready)
+    app.router.add_route(hdrs.METH_ANY, "/{path:.*}", _not_ready, expect_handler=strays.expectation)
     return app
 
 
-async def _alive(_: web.Request) -> web.Response:
-    answer = Answer(encode(Status(status="ok"), Media.JSON), Media.JSON.value)
-    response = web.Response(body=answer.body, content_type=answer.content_type)
+async def _alive(request: web.Request) -> web.Response:
+    response = web.Response(
+        body=encode(Status(status="ok"), Media.JSON),
+        content_type=Media.JSON.value,
+        headers={REQUEST_ID: request_id(request.headers.get(REQUEST_ID))},
+    )
     response.force_close()
     return response
 
 
 async def _not_ready(request: web.Request) -> web.Response:
     headers = ((str(hdrs.RETRY_AFTER), _RETRY_AFTER_S),)
-    return refuse(
-        request, ApiError(ErrorKind.UNAVAILABLE, "the model is still loading", headers=headers, closes=True)
-    )
+    error = ApiError(ErrorKind.UNAVAILABLE, "the model is still loading", headers=headers, closes=True)
+    error.shape = request.app[STRAYS].shapes.get(request.path)
+    return refuse(request, error)

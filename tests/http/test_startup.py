@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import socket
 import ssl
@@ -9,9 +10,12 @@ import subprocess
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 
+from gateway.error_bodies import ERROR_STRUCTS
+from gateway.openapi import WORK
 from gateway.startup import Port, listen_at, listen_on, tls_context
 
 
@@ -45,6 +49,24 @@ async def test_loading_then_the_application_on_the_same_connection_pool() -> Non
         async with aiohttp.ClientSession() as late:
             with pytest.raises(aiohttp.ClientConnectorError):
                 await get(f"{port.url}/ready", late)
+    finally:
+        await port.close()
+
+
+async def test_while_loading_each_route_refuses_in_its_own_words() -> None:
+    port = Port(listen_on("127.0.0.1", 0))
+    await port.open()
+    headers = {"x-request-id": "mine"}
+    try:
+        async with aiohttp.ClientSession(headers=headers) as session, asyncio.timeout(20):
+            for path, shape in [(path, work.shape) for work in WORK for path in work.paths]:
+                async with session.post(f"{port.url}{path}", json={}) as response:
+                    assert (response.status, response.headers["x-request-id"]) == (503, "mine")
+                    msgspec.json.decode(await response.read(), type=ERROR_STRUCTS[shape])
+            async with session.get(f"{port.url}/health") as response:
+                assert (response.status, response.headers["x-request-id"]) == (200, "mine")
+            async with session.post(f"{port.url}/embed", json={}, headers={"Expect": "x"}) as response:
+                assert (response.status, response.content_type) == (417, "application/json")
     finally:
         await port.close()
 
