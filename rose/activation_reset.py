@@ -27,13 +27,13 @@ class ActivationReset:
         num_seqs = min(layout.max_seqs, info.max_batch_seqs)
         num_tokens = min(layout.max_tokens, num_seqs * info.max_model_len)
         batch = synthetic_batch(replace(info, max_batch_tokens=num_tokens), num_tokens, num_seqs)
-        key = forward.key_of(token_bucket(num_tokens), sequence_bucket(num_seqs))
+        longest = int(np.diff(batch.cu_seqlens).max())
+        key = forward.key_of(token_bucket(num_tokens), sequence_bucket(num_seqs), longest)
         self._forward = forward
         self._memcpy = memcpy
         self._slot = slot
         self._key = key._replace(num_tokens=num_tokens)
         self._nbytes = slot.fill(batch, num_tokens, key.num_seqs)
-        slot.longest = int(np.diff(batch.cu_seqlens).max())
 
     def enqueue(self) -> None:
         """Behind all steps so far, and before what follows. Not again before the one before is done.

@@ -12,7 +12,8 @@ import torch
 from cuda_utils.graph import GraphExec
 from cuda_utils.stream import CudaStream
 from rose.attention.base import BatchShape
-from rose.attention.policy import choose
+from rose.attention.policy import GROWS_WITH_LONGEST, choose
+from rose.buckets import sequence_bucket
 from rose.device_batch import DeviceBatch, Outputs
 from rose.errors import EngineDeadError
 from rose.graph_runner import CaptureError, GraphKey
@@ -50,7 +51,8 @@ class CudaForward:
         self.layout = layout
         self._stream = stream
         self._spec = model.attention_spec
-        self._keys: dict[tuple[int, int], GraphKey] = {}
+        self._keys: dict[tuple[int, int, int], GraphKey] = {}
+        self._has_windows = any(window is not None for window in model.config.windows)
         self._dimensions = info.dimensions
         self._max_model_len = info.max_model_len
         self._has_int8 = info.has_int8
@@ -76,14 +78,10 @@ class CudaForward:
         """See Forward.tokens_ptr."""
         return 0 if self._tokens is None else self._tokens.data_ptr()
 
-    def key_of(self, num_tokens: int, num_seqs: int) -> GraphKey:
+    def key_of(self, num_tokens: int, num_seqs: int, longest: int) -> GraphKey:
         """The shape of these buckets, with the backend that the policy chooses for it."""
-        key = self._keys.get((num_tokens, num_seqs))
-        if key is None:
-            shape = BatchShape(num_tokens, num_seqs, min(num_tokens, self._max_model_len))
-            key = GraphKey(num_tokens, num_seqs, choose(self._spec, shape, self._backends))
-            self._keys[num_tokens, num_seqs] = key
-        return key
+        shape = num_tokens, num_seqs, sequence_bucket(longest)
+        return self._keys.get(shape) or self._keys.setdefault(shape, self._new_key(*shape))
 
     def plan(self, key: GraphKey, work: StagingSlot) -> None:
         """Do the host's part of attention for what is staged in `work`."""
@@ -101,7 +99,7 @@ class CudaForward:
     def run(self, key: GraphKey, work: StagingSlot) -> None:
         """See GraphDevice.run."""
         self.launches += 1
-        self._forward(key, work.host_cu_seqlens(key.num_seqs), work.longest)
+        self._forward(key, work.host_cu_seqlens(key.num_seqs))
 
     def capturable(self, key: GraphKey) -> bool:
         """See GraphDevice.capturable."""
@@ -146,16 +144,22 @@ class CudaForward:
         self.launches += 1
         executable.launch(self._stream)
 
+    def _new_key(self, num_tokens: int, num_seqs: int, longest: int) -> GraphKey:
+        most = min(num_tokens, self._max_model_len)
+        attention = choose(self._spec, BatchShape(num_tokens, num_seqs, most), self._backends)
+        if not (self._has_windows or attention in GROWS_WITH_LONGEST):
+            longest = most
+        return GraphKey(num_tokens, num_seqs, attention, longest=min(longest, most))
+
     def _record(self, graph: torch.cuda.CUDAGraph, key: GraphKey, work: StagingSlot) -> None:
-        longest = min(key.num_tokens, self._max_model_len)
         graph.capture_begin(pool=self._graph_pool, capture_error_mode="thread_local")
         try:
-            self._forward(key, work.host_cu_seqlens(key.num_seqs), longest)
+            self._forward(key, work.host_cu_seqlens(key.num_seqs))
         finally:
             graph.capture_end()  # also after an error: the stream must leave capture mode
 
-    def _forward(self, key: GraphKey, host_cu_seqlens: Int32, longest: int) -> None:
-        num_tokens, num_seqs, attention, has_spans, _ = key
+    def _forward(self, key: GraphKey, host_cu_seqlens: Int32) -> None:
+        num_tokens, num_seqs, attention, has_spans, _, longest = key
         layout = self.layout
         types_at, spans_at = layout.types_at(num_tokens), layout.size(num_tokens)
         spans = self._input[spans_at : spans_at + 2 * num_seqs].view(2, num_seqs) if has_spans else None

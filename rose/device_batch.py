@@ -22,7 +22,7 @@ class DeviceBatch:
     token_type_ids: i32[T] or None (all zero).
     host_cu_seqlens: the same offsets on the host, for backends that plan there; while a graph is captured and
         replayed that is not enough: kernels must never depend on it.
-    max_seqlen: upper bound of any sequence's length (exact when run eagerly, the bucket's when captured).
+    max_seqlen: upper bound of any sequence's length; on a GPU the shape's, eagerly and captured alike.
     attention: the backend chosen for this shape; its `plan` has been called for this batch.
     spans: i32[2, R] or None: the starts of the tokens that rows of the output are means of, over their ends.
     """

@@ -63,8 +63,8 @@ class Forward(GraphDevice[StagingSlot], Protocol):
         """
         ...
 
-    def key_of(self, num_tokens: int, num_seqs: int) -> GraphKey:
-        """The shape of these buckets, with the backend chosen for it. Cheap."""
+    def key_of(self, num_tokens: int, num_seqs: int, longest: int) -> GraphKey:
+        """The shape of these buckets, with the backend chosen for it; longest: of a sequence. Cheap."""
         ...
 
     def plan(self, key: GraphKey, work: StagingSlot) -> None:

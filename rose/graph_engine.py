@@ -132,7 +132,7 @@ class GraphEngine:
         self._dead = "the engine is closed"
 
     def _launch(self, batch: RaggedBatch, longest: int) -> LazyTensor[BatchResult]:
-        key = self._key_of(batch)
+        key = self._key_of(batch, longest)
         slot = self._ring.free()
         self._forward.destroy_retired(slot.launches)
         if self._dirty:
@@ -141,7 +141,7 @@ class GraphEngine:
         event = self._events[slot.index]
         try:
             # As much as can be comes after the launch: the device works meanwhile.
-            self._stage(slot, batch, key, longest)
+            self._stage(slot, batch, key)
             step.execution = self._runner.run(key, slot)
             step.result = result = self._copy_out(key)
             event.record()
@@ -155,10 +155,10 @@ class GraphEngine:
         self._ring.launched(lazy)
         return lazy
 
-    def _key_of(self, batch: RaggedBatch) -> GraphKey:
+    def _key_of(self, batch: RaggedBatch, longest: int) -> GraphKey:
         """The shape of `batch`; one with spans or token outputs is of its own."""
         num_seqs = max(batch.num_rows, batch.num_seqs)
-        key = self._forward.key_of(token_bucket(batch.num_tokens), sequence_bucket(num_seqs))
+        key = self._forward.key_of(token_bucket(batch.num_tokens), sequence_bucket(num_seqs), longest)
         if batch.spans is None and not batch.token_outputs:
             return key
         return key._replace(spans=batch.spans is not None, tokens=tuple(sorted(batch.token_outputs)))
@@ -192,9 +192,8 @@ class GraphEngine:
             at += 4 * key.num_tokens * width
         return BatchResult(vectors, int8, tokens=tokens)
 
-    def _stage(self, slot: StagingSlot, batch: RaggedBatch, key: GraphKey, longest: int) -> None:
+    def _stage(self, slot: StagingSlot, batch: RaggedBatch, key: GraphKey) -> None:
         nbytes = slot.fill(batch, key.num_tokens, key.num_seqs)
-        slot.longest = longest
         self._nouns.memcpy.host_to_device(self._forward.input_ptr, slot.ptr, nbytes)
         self._forward.plan(key, slot)
 
@@ -269,9 +268,9 @@ class GraphEngine:
         log.info("warmed up in %.1f s; graphs up to %d tokens (capture %s)", seconds, limit, options.capture)
         return runner
 
-    def _stage_alone(self, batch: RaggedBatch, key: GraphKey, longest: int) -> StagingSlot:
+    def _stage_alone(self, batch: RaggedBatch, key: GraphKey) -> StagingSlot:
         slot = self._ring.free()
-        self._stage(slot, batch, key, longest)
+        self._stage(slot, batch, key)
         return slot
 
 

@@ -33,6 +33,8 @@ class GraphKey(NamedTuple):
     """One shape: token bucket, sequence bucket, the attention backend's name, whether rows are spans.
 
     tokens: the kinds of token outputs that are wanted, in alphabetical order; see `rose.batch.TokenOutput`.
+    longest: what kernels are told, eagerly and in a graph, is the most tokens of a sequence; of all that fit
+        into the bucket, or a power of two where kernels do work in proportion to it.
     """
 
     num_tokens: int
@@ -40,6 +42,7 @@ class GraphKey(NamedTuple):
     attention: str
     spans: bool = False
     tokens: tuple[TokenOutput, ...] = ()
+    longest: int = 0
 
 
 class CaptureError(Exception):

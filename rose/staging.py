@@ -55,7 +55,7 @@ class StagingLayout:
 class StagingSlot:
     """One page-locked image of the device's input buffer.
 
-    index: which of the slots. ptr: host address. longest: tokens of the longest sequence staged.
+    index: which of the slots. ptr: host address.
     launches: forwards enqueued so far when it was last used.
     """
 
@@ -64,7 +64,6 @@ class StagingSlot:
         memory = pool.acquire(size * _INT32_BYTES)
         self.index = index
         self.ptr = memory.ptr
-        self.longest = 0
         self.launches = 0
         self._has_types = layout.has_types
         self._ids_at = layout.ids_at

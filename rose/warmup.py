@@ -42,8 +42,8 @@ class Warmup:
     def __init__(
         self,
         forward: GraphDevice[StagingSlot],
-        key_of: Callable[[int, int], GraphKey],
-        stage: Callable[[RaggedBatch, GraphKey, int], StagingSlot],
+        key_of: Callable[[int, int, int], GraphKey],
+        stage: Callable[[RaggedBatch, GraphKey], StagingSlot],
         synchronize: Callable[[], None],
         info: EngineInfo,
     ) -> None:
@@ -56,19 +56,19 @@ class Warmup:
     def keys(self, max_tokens: int) -> Iterator[GraphKey]:
         """Of all feasible shapes, the largest first."""
         for num_tokens, num_seqs in feasible_shapes(self._info, max_tokens):
-            yield self._key_of(num_tokens, num_seqs)
+            yield self._key_of(num_tokens, num_seqs, self._info.max_model_len)
 
     def work(self, key: GraphKey) -> StagingSlot:
         """Stage a batch of this shape once the device is idle."""
         self._synchronize()
         batch = synthetic_batch(self._info, key.num_tokens, key.num_seqs)
-        return self._stage(batch, key, int(np.diff(batch.cu_seqlens).max()))
+        return self._stage(batch, key)
 
     def time_forward(self, num_tokens: int) -> ForwardTime:
         """The quickest launched of three eager forwards, after one that may compile."""
         length = min(_TYPICAL_LENGTH, self._info.max_model_len)
         num_seqs = min(-(-num_tokens // length), self._info.max_batch_seqs)
-        key = self._key_of(token_bucket(num_tokens), sequence_bucket(num_seqs))
+        key = self._key_of(token_bucket(num_tokens), sequence_bucket(num_seqs), length)
         work = self.work(key)
         self._time_once(key, work)
         return min((self._time_once(key, work) for _ in range(_TRIES)), key=lambda time: time.launch_s)

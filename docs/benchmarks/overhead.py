@@ -122,7 +122,7 @@ class TimedDevice:
         """float32 alone."""
         return num_seqs * DIMENSIONS * 4
 
-    def key_of(self, num_tokens: int, num_seqs: int) -> GraphKey:
+    def key_of(self, num_tokens: int, num_seqs: int, longest: int) -> GraphKey:
         """From a table, as the real one's."""
         shape = num_tokens, num_seqs
         return self._keys.get(shape) or self._keys.setdefault(shape, GraphKey(*shape, "sim"))

@@ -47,6 +47,7 @@ from cuda_utils.event import CudaEvent  # noqa: E402
 from cuda_utils.graph import GraphExec  # noqa: E402
 from cuda_utils.memcpy import CudaMemcpy  # noqa: E402
 from cuda_utils.pinned import PinnedPool  # noqa: E402
+from rose import cuda_forward  # noqa: E402
 from rose.batch import RaggedBatch  # noqa: E402
 from rose.cuda_forward import CudaForward  # noqa: E402
 from rose.engine import EngineOptions, load_engine  # noqa: E402
@@ -313,7 +314,6 @@ def kinds_of(kept: torch.cuda.CUDAGraph) -> dict[str, Any]:
 def variants_of(engine: GraphEngine, batch: RaggedBatch) -> dict[str, Any]:
     """The launch of the same forward otherwise: each captured anew, all forgotten afterwards."""
     forward: Any = engine._forward
-    key, _ = entry_of(engine, batch)
     report: dict[str, Any] = {}
 
     def captured_anew() -> float:
@@ -323,9 +323,10 @@ def variants_of(engine: GraphEngine, batch: RaggedBatch) -> dict[str, Any]:
         return launch_us(driver.CUgraphExec(int(graph._executable._handle)))
 
     for name in forward._backends:
-        forward._keys[key[:2]] = key._replace(attention=name)
-        report[f"attention {name}"] = attempt(captured_anew)
-    forward._keys[key[:2]] = key
+        with patch.object(cuda_forward, "choose", lambda *_, name=name: name):
+            forward._keys.clear()
+            report[f"attention {name}"] = attempt(captured_anew)
+    forward._keys.clear()
     if getattr(forward._model, "_fused", None) is not None:
         with patch.object(forward._model, "_fused", None):
             report["no fused products"] = attempt(captured_anew)

@@ -29,6 +29,8 @@ FORMAT = 1
 PREFERENCE = ("flashinfer-fa3", "flashinfer-fa2", "fa4", "sdpa")
 # The backends that can keep a token from seeing what is more than a window away.
 WINDOWED = frozenset({"sdpa"})
+# Those that start programs for as many rows of every sequence as the longest one has.
+GROWS_WITH_LONGEST = frozenset({"sdpa"})
 USER_TABLE = "attention_policy.json"
 
 

@@ -116,7 +116,7 @@ class Simulation:
     def output_bytes(self, num_seqs: int) -> int:
         return num_seqs * DIMENSIONS * (5 if self.info.has_int8 else 4)
 
-    def key_of(self, num_tokens: int, num_seqs: int) -> GraphKey:
+    def key_of(self, num_tokens: int, num_seqs: int, longest: int) -> GraphKey:
         return GraphKey(num_tokens, num_seqs, "sim")
 
     def plan(self, key: GraphKey, work: StagingSlot) -> None:
@@ -147,7 +147,7 @@ class Simulation:
         self.stream.launch(lambda: self._compute(key))
 
     def _compute(self, key: GraphKey) -> None:
-        num_tokens, num_seqs, _, has_spans, kinds = key
+        num_tokens, num_seqs, _, has_spans, kinds, _ = key
         offsets = self.input[: num_seqs + 1].tolist()
         ids = self.input[self.layout.ids_at :][:num_tokens]
         types = self.input[self.layout.types_at(num_tokens) :][:num_tokens]

@@ -204,6 +204,7 @@ def test_stats_say_what_each_shape_did_as_plain_json(device: FakeDevice) -> None
         "evicted": 0,
         "capture_ms": 500.0,
         "bytes": 10,
+        "longest": 0,
     }
 
 
