@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from gateway.app import create_app
 from gateway.listener import listen
 from gateway.options import GatewayOptions
+from gateway.process import quiet_collector
 from gateway.tokenization.base import SpecialTokens
 from rose.batch import BatchResult, EngineInfo, Int32, RaggedBatch
 from scheduler.batcher import Batcher
@@ -208,6 +209,7 @@ async def serve(ready: Connection) -> None:
 
     app = create_app(GatewayOptions(), batcher, INFO, ByteTokenizer(), describe=describe)
     runner = await listen(app, "127.0.0.1", 0)
+    quiet_collector()  # as the server: else the lag would be that of full collections, 20 ms each
     ready.send(runner.addresses[0][1])
     while not ready.poll():
         due_s = time.perf_counter() + LAG_PERIOD_S
