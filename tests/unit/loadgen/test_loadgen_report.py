@@ -83,7 +83,10 @@ def test_an_open_loop_has_both_times() -> None:
 def test_failures_and_wrong_vectors_are_loud() -> None:
     wrong = case("1×512", stream(5.0), check=Check("reference", 8, 0.2))
     text = markdown(results(wrong, case("2×512", failed="nothing listens")))
-    assert "1×512 **INVALID**" in text and "worst cosine 0.800000 of 8 vectors to reference; 0.999 is wanted" in text
+    assert (
+        "1×512 **INVALID**" in text
+        and "worst cosine 0.800000 of 8 vectors to reference; 0.999 is wanted" in text
+    )
     assert "- FAILED: concurrency 2×512: nothing listens." in text
     assert 'class="invalid"' in page(results(wrong))
 
