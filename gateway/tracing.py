@@ -125,6 +125,8 @@ class _TracedScheduler:
 
     async def run(self, sequences: list[Int32], *settings: Any, **more: Any) -> JobResult:
         request = trace.get_current_span()
+        if not request.is_recording():
+            return await self._scheduler.run(sequences, *settings, **more)
         request.set_attributes({_SEQUENCES: len(sequences), _TOKENS: sum(map(len, sequences))})
         accepted_ns = time.time_ns()
         try:
@@ -161,6 +163,12 @@ class _TracedPool(TokenizerPool):
 
     @contextmanager
     def _span(self, texts: Sequence[str]) -> Iterator[None]:
-        attributes = {"bouquet.texts": len(texts), "bouquet.characters": sum(map(len, texts))}
-        with self._tracer.start_as_current_span("tokenize", attributes=attributes):
+        if not trace.get_current_span().is_recording():
             yield
+            return
+        attributes = {"bouquet.texts": len(texts), "bouquet.characters": sum(map(len, texts))}
+        span = self._tracer.start_span("tokenize", attributes=attributes)
+        try:
+            yield
+        finally:
+            span.end()
