@@ -60,6 +60,8 @@ def test_copies_are_asynchronous_and_in_order(stream: CudaStream, pool: PinnedPo
     source.view(np.int32, (1 << 18,))[:] = np.arange(1 << 18)
     target.view(np.int32, (1 << 18,))[:] = -1
     device = torch.empty(1 << 18, dtype=torch.int32, device="cuda")
+    device.add_(1)  # its kernel is loaded on first use, which takes 0.1 s on a fresh machine
+    torch.cuda.synchronize()
     torch.cuda._sleep(SLEEP_CYCLES)
     started = time.perf_counter()
     copy.host_to_device(device.data_ptr(), source.ptr, source.nbytes)
