@@ -40,13 +40,6 @@ class DeviceError(RuntimeError):
         self.sticky = sticky
 
 
-class DeviceHungError(DeviceError):
-    """Work on the device did not finish in the time allowed. Nothing can be done about it in this process."""
-
-    def __init__(self, limit_s: float) -> None:
-        super().__init__(f"the device did not finish a step within {limit_s:g} s", sticky=True)
-
-
 class CudaError(DeviceError):
     """A CUDA runtime call failed. `name` and `value` are those of cudaError_t, `call` is the function."""
 

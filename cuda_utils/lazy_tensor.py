@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import math
-import time
 from collections.abc import Callable, Generator
 from typing import Generic, TypeVar
 
 from cuda_utils.completion import completed
-from cuda_utils.errors import DeviceError, DeviceHungError
+from cuda_utils.errors import DeviceError
 from cuda_utils.event import Event
 
 T = TypeVar("T")
@@ -23,11 +21,13 @@ class LazyTensor(Generic[T]):
     Whoever records the event anew must have seen `done` first: that fetches the value.
     Used from one thread. It may be awaited many times, by many tasks; cancelling one disturbs no other.
 
+    No limit of time: whoever launched the work knows best how long it may take.
+
     order: rises with creation, which must follow the order of launches on the stream.
     due_s: when the work is predicted to be done, in seconds of `time.monotonic`, or None.
     """
 
-    __slots__ = ("_deadline_s", "_error", "_event", "_finish", "_limit_s", "_value", "due_s", "order")
+    __slots__ = ("_error", "_event", "_finish", "_value", "due_s", "order")
 
     def __init__(
         self,
@@ -35,18 +35,12 @@ class LazyTensor(Generic[T]):
         finish: Callable[[DeviceError | None], T],
         *,
         due_s: float | None = None,
-        limit_s: float = math.inf,
     ) -> None:
-        """event: recorded behind the work. finish: takes the device's error, if any; what it does is kept.
-
-        limit_s: seconds from now after which work not done counts as hung; noticed when asked or awaited.
-        """
+        """event: recorded behind the work. finish: takes the device's error, if any; what it does is kept."""
         self._event = event
         self._finish: Callable[[DeviceError | None], T] | None = finish
         self._value: T
         self._error: Exception | None = None
-        self._limit_s = limit_s
-        self._deadline_s = time.monotonic() + limit_s
         self.due_s = due_s
         self.order = next(_ORDER)
 
@@ -58,9 +52,7 @@ class LazyTensor(Generic[T]):
         error: DeviceError | None = None
         try:
             if not self._event.query():
-                if time.monotonic() < self._deadline_s:
-                    return False
-                error = DeviceHungError(self._limit_s)
+                return False
         except DeviceError as reported:
             error = reported
         self._settle(error)

@@ -30,7 +30,6 @@ class EngineOptions:
     max_in_flight: steps launched but not done; one more is refused.
     max_pinned_bytes: page-locked memory for results that are running or still in use.
     max_token_pinned_bytes: more of it, once token outputs are asked for.
-    step_limit_s: a step not done after this counts as hung, and the engine as dead.
     """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -48,4 +47,3 @@ class EngineOptions:
     max_in_flight: int = 4
     max_pinned_bytes: int = 256 << 20
     max_token_pinned_bytes: int = 1 << 30
-    step_limit_s: float = 30.0

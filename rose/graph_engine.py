@@ -150,7 +150,7 @@ class GraphEngine:
         step.rows = self._rows(result, batch, key)
         self._padded += key.num_tokens - batch.num_tokens
         step.ticket, due_s = self._times.launched(key)
-        lazy = LazyTensor(event, step.finish, due_s=due_s, limit_s=self._options.step_limit_s)
+        lazy = LazyTensor(event, step.finish, due_s=due_s)
         slot.launches = self._forward.launches
         self._ring.launched(lazy)
         return lazy

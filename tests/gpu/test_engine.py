@@ -281,12 +281,12 @@ def test_a_full_set_of_steps_in_flight_is_refused_and_the_rest_come_right(loaded
 
 
 SCRIPT = """
-import sys, torch, numpy as np
+import os, sys, time, torch, numpy as np
 from pathlib import Path
 from rose.batch import RaggedBatch
 from rose.engine import EngineOptions, load_engine
 from rose.errors import EngineDeadError
-options = EngineOptions(device="cuda", max_batch_tokens=512, max_capture_tokens=256, step_limit_s=1.0)
+options = EngineOptions(device="cuda", max_batch_tokens=512, max_capture_tokens=256)
 engine = load_engine(Path(sys.argv[1]), options, dummy=True, model_name="m")
 batch = RaggedBatch.pack([np.arange(100, dtype=np.int32)])
 for _ in range(3):
@@ -300,9 +300,11 @@ try:
     lazies = [engine.step(batch) for _ in range(2)]
 except EngineDeadError:
     print("dead")
+if sys.argv[2] == "hang":
+    time.sleep(1)
+    print("hangs" if not any(lazy.done for lazy in lazies) else "done", flush=True)
+    os._exit(0)
 for lazy in lazies:
-    while not lazy.done:
-        pass
     try:
         lazy.result()
     except EngineDeadError as error:
@@ -313,13 +315,13 @@ except EngineDeadError:
     print("stays dead")
 engine.close()
 print("closed", flush=True)
-import os
 os._exit(0)  # a broken or busy context would fail or hang the interpreter's own end
 """
 
 
 @pytest.mark.parametrize("fault", ["assert", "hang"])
-def test_a_broken_or_hung_device_kills_the_engine_and_only_that(fault: str) -> None:
+def test_a_broken_device_kills_the_engine_and_a_hung_one_answers_that_it_runs(fault: str) -> None:
+    """How long a step may take is the scheduler's to say; it must be able to ask, whatever happens."""
     folder = ROOT / "rose" / "presets" / "minilm"
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(folder), fault],
@@ -330,6 +332,9 @@ def test_a_broken_or_hung_device_kills_the_engine_and_only_that(fault: str) -> N
         check=False,
     )
     lines = done.stdout.splitlines()
+    if fault == "hang":
+        assert lines == ["hangs"], done.stderr[-2000:]
+        return
     assert lines[-2:] == ["stays dead", "closed"], done.stderr[-2000:]
     assert lines[0].startswith("dead")
 

@@ -174,18 +174,6 @@ async def test_a_sticky_error_on_the_device_reaches_all_in_flight(
     engine.close()
 
 
-def test_a_step_that_never_ends_kills_the_engine(simulation: Simulation) -> None:
-    engine = simulation.engine(replace(OPTIONS, step_limit_s=0.05))
-    simulation.pause()
-    lazy = engine.step(batch_of([1]))
-    wait_until(lambda: lazy.done)
-    with pytest.raises(EngineDeadError, match=r"0\.05 s"):
-        lazy.result()
-    with pytest.raises(EngineDeadError):
-        engine.step(batch_of([1]))
-    engine.close()  # does not wait for the device
-
-
 def test_nan_marks_its_row_and_leaves_nothing_behind(simulation: Simulation, engine: GraphEngine) -> None:
     simulation.eager.clear()
     simulation.poison = float("nan")
