@@ -93,7 +93,8 @@ class BiEncoderScorer:
             )
         )
         vectors = work.vectors.astype(np.float64)
-        return Scored(np.vecdot(vectors[:count], vectors[count:]), work)
+        cosines = np.vecdot(vectors[:count], vectors[count:])
+        return Scored(np.clip(cosines, -1.0, 1.0), work)  # of f32 vectors some are 1.0000001
 
 
 def check_pairs(job: ScoreJob, max_items: int) -> None:

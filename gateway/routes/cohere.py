@@ -6,7 +6,6 @@ Source: docs.cohere.com/reference/embed (v2) and embed-v1; cohere 7.3, client.py
 from __future__ import annotations
 
 import binascii
-from typing import Any
 
 import msgspec
 
@@ -29,16 +28,30 @@ _TYPES = ("float", "int8", "uint8", "binary", "ubinary", "base64")
 _TRUNCATIONS = ("NONE", "START", "END")
 
 
+class CohereContent(msgspec.Struct, kw_only=True):
+    """A part of an input; `text` is there if its type is "text"."""
+
+    type: str
+    text: str | None = None
+
+
+class CohereInput(msgspec.Struct, kw_only=True):
+    """One input, of a single text here."""
+
+    content: list[CohereContent]
+
+
 class CohereEmbedRequest(msgspec.Struct, kw_only=True):
     """Cohere's request. truncate: "END" (the default), "START" or "NONE", which refuses what is too long.
 
     embedding_types: any of float, int8, uint8, binary, ubinary, base64 (of float32).
+    inputs: the texts in v2's other form. images: refused.
     max_tokens: cut texts to so many, template included, if that is less than the model takes.
     """
 
     texts: list[str] | None = None
     images: list[str] | None = None
-    inputs: list[Any] | None = None
+    inputs: list[CohereInput] | None = None
     model: str | None = None
     input_type: str | None = None
     embedding_types: list[str] | None = None
@@ -95,14 +108,16 @@ class CohereEmbed:
         return answer(response, call.answer_media, figures(embedded))
 
     def _texts(self, request: CohereEmbedRequest) -> list[str]:
-        if request.images or request.inputs:
-            raise ApiError(
-                ErrorKind.NOT_SUPPORTED, "this server embeds text; send it as `texts`", param="texts"
-            )
-        if request.texts is None:
+        if request.images:
+            raise _text_only("images")
+        if request.inputs is not None and request.texts is not None:
+            raise invalid("texts and inputs are both given; send one of them", "inputs")
+        name = "texts" if request.inputs is None else "inputs"
+        texts = request.texts if request.inputs is None else [_text(one) for one in request.inputs]
+        if texts is None:
             raise invalid("texts is missing", "texts")
-        check_items(request.texts, self._pipeline.limits.max_items, "texts")
-        return request.texts
+        check_items(texts, self._pipeline.limits.max_items, name)
+        return texts
 
     def _job(self, request: CohereEmbedRequest, texts: list[str], call: Call) -> EmbedJob:
         truncate, normalize = request.truncate or "END", request.normalize
@@ -112,7 +127,7 @@ class CohereEmbed:
             raise invalid(f"max_tokens is {request.max_tokens}; give at least 1", "max_tokens")
         prompt = self._prompts.choose(None, None, request.input_type)
         return EmbedJob(
-            inputs=with_prompt(Texts(texts, "texts"), prompt),
+            inputs=with_prompt(Texts(texts, "texts" if request.inputs is None else "inputs"), prompt),
             dimensions=self._pipeline.read_dimensions(request.output_dimension, "output_dimension"),
             normalize=self._pipeline.info.normalize if normalize is None else normalize,
             truncate=truncate != "NONE",
@@ -120,6 +135,17 @@ class CohereEmbed:
             max_tokens=request.max_tokens,
             keep_end=truncate != "NONE" and read_direction(truncate),
         )
+
+
+def _text(one: CohereInput) -> str:
+    if len(one.content) != 1 or one.content[0].text is None:
+        raise _text_only("inputs")
+    return one.content[0].text
+
+
+def _text_only(name: str) -> ApiError:
+    message = f"this server embeds text, one an input; what {name} asks for it cannot"
+    return ApiError(ErrorKind.NOT_SUPPORTED, message, param=name)
 
 
 def _dtype(name: str, dimensions: int) -> Dtype:

@@ -76,6 +76,12 @@ async def test_long_texts_are_cut_as_told(server: Served, truncate: str | None, 
         ({"texts": ["a"], "max_tokens": 0}, 400, "max_tokens is 0"),
         ({"images": ["data:image/png;base64,"]}, 400, "this server embeds text"),
         ({"inputs": [{"content": []}]}, 400, "this server embeds text"),
+        ({"inputs": [{"content": [{"type": "text", "text": "a"}] * 2}]}, 400, "one an input"),
+        ({"inputs": [{"content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, 400, "embeds text"),
+        ({"inputs": [{"content": [{"type": "text", "text": ""}]}]}, 400, "inputs[0] is empty"),
+        ({"inputs": []}, 400, "inputs is an empty list"),
+        ({"inputs": [{"content": "a"}]}, 400, "$.inputs[0].content"),
+        ({"texts": ["a"], "inputs": [{"content": [{"type": "text", "text": "a"}]}]}, 400, "both given"),
         ({"texts": ["a"], "model": "embed-v4.0"}, 404, "'embed-v4.0'"),
     ],
 )
@@ -87,6 +93,13 @@ async def test_bad_requests_are_a_message(
     assert set(reply.value) == {"message"}
     assert words in reply.value["message"]
     assert not server.engine.batches
+
+
+async def test_texts_as_inputs_of_one_part(server: Served) -> None:
+    inputs = [{"content": [{"type": "text", "text": text}]} for text in TEXTS]
+    reply = await server.embed({"inputs": inputs}, path="/v2/embed")
+    np.testing.assert_allclose(reply.value["embeddings"]["float"], [expected(row) for row in ROWS], rtol=1e-6)
+    assert reply.value["texts"] == TEXTS
 
 
 async def test_msgpack_in(server: Served) -> None:

@@ -148,3 +148,9 @@ async def test_documents_can_be_cut_shorter(server: Served) -> None:
     body = {"query": "q", "documents": [LONG, "b"], "max_tokens_per_doc": 10}
     assert (await server.embed(body, path="/v2/rerank")).status == 200
     assert [len(batch.input_ids) for batch in server.engine.batches] == [3 + 10 + 3]
+
+
+@pytest.mark.parametrize("text", ["a", "b", "ab", "abc", "abcd"])
+async def test_no_cosine_is_beyond_one(server: Served, text: str) -> None:
+    reply = await server.embed({"query": text, "texts": [text]}, path="/rerank")
+    assert reply.value[0]["score"] <= 1.0
