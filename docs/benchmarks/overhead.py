@@ -1,6 +1,6 @@
 """What a request costs besides the device's own time: HTTP, gateway, scheduler, step, wake-up.
 
-    python docs/benchmarks/overhead.py [--rounds 2000] [--device-ms 1.0] [--profile] [--output FILE.json]
+    python docs/benchmarks/overhead.py [--rounds 2000] [--device-ms 1.0] [--output FILE.json]
 
 The server is one process: the real application, scheduler and `GraphEngine`, on a simulated device that takes
 `--device-ms` a step and nothing from the host. The client is another process with one blocking socket, one
@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import cProfile
-import ctypes
 import json
 import multiprocessing
 import os
@@ -30,7 +29,7 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -40,133 +39,28 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from cuda_utils.pinned import PlainHostAllocator
+from timed_device import INFO, VOCAB, engine_of
+
 from gateway.app import create_app
 from gateway.listener import listen
 from gateway.options import GatewayOptions
 from gateway.process import quiet_collector
-from rose.batch import EngineInfo, RaggedBatch
-from rose.buckets import sequence_bucket, token_bucket
-from rose.engine_options import EngineOptions
-from rose.graph_device import DeviceNouns
-from rose.graph_engine import GraphEngine
-from rose.graph_runner import GraphKey
-from rose.limits import StepLimits
-from rose.staging import StagingLayout, StagingSlot
+from rose.batch import RaggedBatch
 from scheduler.batcher import Batcher
 from scheduler.options import SchedulerOptions
 
-DIMENSIONS, VOCAB = 1024, 151_669
-INFO = EngineInfo("sim", "qwen3", "bf16", "sim", DIMENSIONS, VOCAB, 4096, 16_384, 256, "mean", True)
-LIMITS = StepLimits(INFO.max_batch_tokens, INFO.max_batch_seqs, INFO.max_model_len, VOCAB, 0)
-SHAPES = ((1, 128), (5, 512), (100, 512))
 STEP_SHAPES = ((1, 128), (5, 512), (32, 512))
 STAGES = (b"x-total-time", b"x-queue-time", b"x-inference-time")
 WARM_ROUNDS = 50
-
-
-class TimedEvent:
-    """Passed when the device's clock says so; like a CUDA event it must be asked."""
-
-    def __init__(self, device: TimedDevice) -> None:
-        self._device = device
-        self._passed_s = 0.0
-
-    def record(self) -> None:
-        """Behind all that was launched."""
-        self._passed_s = self._device.free_s
-
-    def query(self) -> bool:
-        """Whether that is done."""
-        return time.monotonic() >= self._passed_s
-
-    def synchronize(self) -> None:
-        """Spin until then."""
-        while not self.query():
-            pass
-
-    def subscribe(self, _: Callable[[], None]) -> bool:
-        """It cannot tell."""
-        return False
-
-
-class TimedDevice:
-    """Copies, plans and launches at next to no cost for the host; a launch takes `step_s` on the device."""
-
-    def __init__(self, step_s: float) -> None:
-        self._step_s = step_s
-        self._keys: dict[tuple[int, int], GraphKey] = {}
-        most = INFO.max_batch_tokens
-        self.layout = StagingLayout(token_bucket(most), sequence_bucket(INFO.max_batch_seqs), has_types=False)
-        self.input = np.zeros(self.layout.size(self.layout.max_tokens), np.int32)
-        rows = np.random.default_rng(0).standard_normal((self.layout.max_seqs, DIMENSIONS))
-        self.output = rows.astype(np.float32)
-        self.input_ptr, self.output_ptr = self.input.ctypes.data, self.output.ctypes.data
-        self.free_s = 0.0
-        self.launches = 0
-
-    def nouns(self) -> DeviceNouns:
-        """This device's stream."""
-        return DeviceNouns(
-            self, PlainHostAllocator(), lambda: TimedEvent(self), lambda: None, bind_thread=lambda: None
-        )
-
-    def host_to_device(self, destination: int, source: int, nbytes: int) -> None:
-        """Done by the device itself, were it one."""
-
-    def device_to_host(self, destination: int, source: int, nbytes: int) -> None:
-        """At once; the result is always the same."""
-        ctypes.memmove(destination, source, nbytes)
-
-    def output_bytes(self, num_seqs: int) -> int:
-        """float32 alone."""
-        return num_seqs * DIMENSIONS * 4
-
-    def key_of(self, num_tokens: int, num_seqs: int, longest: int) -> GraphKey:
-        """From a table, as the real one's."""
-        shape = num_tokens, num_seqs
-        return self._keys.get(shape) or self._keys.setdefault(shape, GraphKey(*shape, "sim"))
-
-    def plan(self, key: GraphKey, work: StagingSlot) -> None:
-        """Nothing to plan."""
-
-    def memory(self) -> Mapping[str, int]:
-        """Nothing to tell."""
-        return {}
-
-    def destroy_retired(self, done_launches: int) -> None:
-        """Nothing to destroy."""
-
-    def capturable(self, key: GraphKey) -> bool:
-        """Every shape is."""
-        return True
-
-    def run(self, key: GraphKey, work: StagingSlot) -> None:
-        """Take the device's time behind what runs."""
-        self.launch()
-
-    def capture(self, key: GraphKey, work: StagingSlot) -> TimedDevice:
-        """A graph is the device itself."""
-        return self
-
-    nbytes = 0
-
-    def launch(self) -> None:
-        """See `run`."""
-        self.launches += 1
-        self.free_s = max(self.free_s, time.monotonic()) + self._step_s
-
-    def close(self) -> None:
-        """Nothing to free."""
-
-
-def engine_of(step_s: float) -> GraphEngine:
-    """The real engine on a device that takes `step_s` a step once it is warm."""
-    device = TimedDevice(0.0)
-    options = EngineOptions(max_in_flight=3, max_capture_tokens=1 << 20)
-    engine = GraphEngine(device, device.nouns(), INFO, LIMITS, options)
-    device._step_s = step_s
-    return engine
+# One that plain requests do not have: aiohttp then reads and writes all of the connection.
+NOT_PLAIN = "Accept-Language: en\r\n"
+# Name, sequences, tokens of each, header lines.
+CASES = (
+    ("1x128", 1, 128, ""),
+    ("1x128 aiohttp", 1, 128, NOT_PLAIN),
+    ("5x512", 5, 512, ""),
+    ("100x512", 100, 512, ""),
+)
 
 
 def serve(ready: Connection, step_s: float) -> None:
@@ -195,13 +89,13 @@ async def _serve(ready: Connection, step_s: float) -> None:
     await runner.cleanup()
 
 
-def request_of(count: int, length: int) -> bytes:
-    """A whole HTTP request: `count` sequences of `length` ids in one block."""
+def request_of(count: int, length: int, more: str) -> bytes:
+    """A whole HTTP request: `count` sequences of `length` ids in one block. more: header lines."""
     ids = np.random.default_rng(count).integers(0, VOCAB, count * length).astype("<i4")
     lengths = np.full(count, length, "<i4").tobytes()
     body = msgspec.msgpack.encode({"model": "sim", "input_ids": ids.tobytes(), "lengths": lengths})
     head = "POST /v1/embeddings HTTP/1.1\r\nHost: localhost:8000\r\nContent-Type: application/msgpack\r\n"
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    return f"{head}{more}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def exchange(connection: socket.socket, wire: bytes) -> bytes:
@@ -254,16 +148,16 @@ def measure(port: int, wire: bytes, rounds: int, server: Connection) -> dict[str
 
 
 def over_http(step_s: float, rounds: int) -> dict[str, dict[str, float]]:
-    """`measure` for each shape against a server of its own."""
+    """`measure` for each case against one server."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     server = context.Process(target=serve, args=(theirs, step_s), daemon=True)
     server.start()
     port = ours.recv()
     figures = {}
-    for count, length in SHAPES:
+    for name, count, length, more in CASES:
         fewer = max(50, rounds // max(1, count // 4))
-        figures[f"{count}x{length}"] = measure(port, request_of(count, length), fewer, ours)
+        figures[name] = measure(port, request_of(count, length, more), fewer, ours)
     ours.send(False)
     server.join(20)
     return figures
@@ -298,7 +192,7 @@ class Wire(asyncio.Transport):
 
 
 async def loop_us(
-    shape: tuple[int, int], step_s: float, rounds: int, profile: cProfile.Profile | None
+    request: bytes, step_s: float, rounds: int, profile: cProfile.Profile | None
 ) -> dict[str, float]:
     """From a request's bytes to its answer's, in µs; see above."""
     batcher = Batcher(engine_of(step_s), SchedulerOptions())
@@ -309,7 +203,6 @@ async def loop_us(
     protocol, wire, times = runner.server(), Wire(), []
     protocol.connection_made(wire)
     # As uvloop reads: 256 KiB at a time, each in a turn of its own.
-    request = request_of(*shape)
     reads = [request[start : start + (1 << 18)] for start in range(0, len(request), 1 << 18)]
     for number in range(WARM_ROUNDS + rounds):
         if number == WARM_ROUNDS and profile is not None:
@@ -348,18 +241,18 @@ async def step_us(count: int, length: int, rounds: int) -> dict[str, float]:
 def show(title: str, figures: Mapping[str, Mapping[str, float]]) -> None:
     """One table, a line a shape."""
     names = list(next(iter(figures.values())))
-    print(f"\n{title}\n{'':>8}" + "".join(f"{name:>10}" for name in names))
+    print(f"\n{title}\n{'':>14}" + "".join(f"{name:>10}" for name in names))
     for shape, row in figures.items():
-        print(f"{shape:>8}" + "".join(f"{row[name]:10.1f}" for name in names))
+        print(f"{shape:>14}" + "".join(f"{row[name]:10.1f}" for name in names))
 
 
 def on_the_loop(step_s: float, rounds: int, *, profiled: bool) -> dict[str, dict[str, float]]:
-    """`loop_us` for each shape."""
+    """`loop_us` for each case."""
     figures = {}
-    for count, length in SHAPES:
+    for name, count, length, more in CASES:
         profile = cProfile.Profile() if profiled else None
         fewer = max(50, rounds // max(1, count // 4))
-        figures[f"{count}x{length}"] = uvloop.run(loop_us((count, length), step_s, fewer, profile))
+        figures[name] = uvloop.run(loop_us(request_of(count, length, more), step_s, fewer, profile))
         if profile is not None:
             pstats.Stats(profile).sort_stats("tottime").print_stats(40)
     return figures
