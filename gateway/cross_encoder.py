@@ -70,6 +70,9 @@ class CrossEncoder:
         if len(self.labels) != 1:
             message = f"this model has {len(self.labels)} labels and no score; ask /predict for them"
             raise ApiError(ErrorKind.NOT_SUPPORTED, message, param="model")
+        if job.score_by is not None:
+            message = f"this model reads two texts at once; it does not compare them by {job.score_by}"
+            raise ApiError(ErrorKind.NOT_SUPPORTED, message, param="score_by")
         check_pairs(job, self._pipeline.limits.max_items)
         started_s = time.perf_counter()
         texts = PairTexts(job.queries, job.documents, job.instruction)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import msgspec
 
 from gateway.cuts import read_direction, read_prompt_tokens
-from gateway.errors import ErrorShape, speaking
+from gateway.errors import ErrorShape, shown, speaking
 from gateway.exchange import Answer, Call
 from gateway.inputs import invalid
 from gateway.names import ServedNames
+from gateway.outputs import OUTPUTS
 from gateway.rendering import Headers, answer, figures, usage
 from gateway.routes.identity import BilledUnits, Meta, new_id
 from gateway.schemas import Encodable, Usage, decode
@@ -37,6 +38,8 @@ class RerankRequest(msgspec.Struct, kw_only=True):
     top_n, top_k: how many to give; None: all. return_documents, return_text: with their texts.
     instruction: what makes a document relevant, for models that read it.
     raw_scores: as the model gives them, not squashed into [0, 1].
+    score_by: "dense", "sparse" or "multi_vector": what of the two texts is compared; None: dense vectors, or
+        what the model has.
     max_tokens_per_doc, truncate_prompt_tokens: of query and document, each, when they are cut.
     """
 
@@ -55,6 +58,7 @@ class RerankRequest(msgspec.Struct, kw_only=True):
     truncation_direction: str | None = None
     truncate_prompt_tokens: int | None = None
     max_tokens_per_doc: int | None = None
+    score_by: str | None = None
 
 
 class TEIRank(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -121,15 +125,15 @@ class Rerank:
             with speaking(self._own if request.texts is None else ErrorShape.TEI):
                 texts, top = _texts(request), _top(request)
                 scored = await self._scorer.score(_job(request, texts, call))
-                shown = texts if request.return_text else None
-                return _answer(call, _tei(shown, scored, top), figures(scored.work))
+                given = texts if request.return_text else None
+                return _answer(call, _tei(given, scored, top), figures(scored.work))
         with speaking(self._other):
             model = self._names.read(request.model)
             texts, top = _texts(request), _top(request)
             scored = await self._scorer.score(_job(request, texts, call))
             render = _common if request.truncation is None else _voyage
-            shown = texts if request.return_documents else None
-            return _answer(call, render(shown, scored, top, model), figures(scored.work))
+            given = texts if request.return_documents else None
+            return _answer(call, render(given, scored, top, model), figures(scored.work))
 
 
 def _texts(request: RerankRequest) -> list[str]:
@@ -157,7 +161,15 @@ def _job(request: RerankRequest, texts: list[str], call: Call) -> ScoreJob:
         max_tokens=per_doc or read_prompt_tokens(request.truncate_prompt_tokens),
         deadline=call.deadline,
         instruction=request.instruction,
+        score_by=_score_by(request.score_by),
     )
+
+
+def _score_by(name: str | None) -> str | None:
+    if name is not None and name not in OUTPUTS:
+        known = ", ".join(OUTPUTS)
+        raise invalid(f"score_by is {shown(name)}; this server knows {known}", "score_by")
+    return name
 
 
 def _truncate(request: RerankRequest) -> bool:
@@ -175,19 +187,19 @@ def _top(request: RerankRequest) -> int | None:
     return count
 
 
-def _tei(shown: list[str] | None, scored: Scored, top: int | None) -> Encodable:
+def _tei(given: list[str] | None, scored: Scored, top: int | None) -> Encodable:
     return [
-        TEIRank(index=i, score=float(scored.scores[i]), text=shown[i] if shown else None)
+        TEIRank(index=i, score=float(scored.scores[i]), text=given[i] if given else None)
         for i in scored.best(top)
     ]
 
 
-def _common(shown: list[str] | None, scored: Scored, top: int | None, model: str) -> Encodable:
+def _common(given: list[str] | None, scored: Scored, top: int | None, model: str) -> Encodable:
     results = [
         RerankResult(
             index=i,
             relevance_score=float(scored.scores[i]),
-            document=Document(text=shown[i]) if shown else None,
+            document=Document(text=given[i]) if given else None,
         )
         for i in scored.best(top)
     ]
@@ -200,9 +212,9 @@ def _common(shown: list[str] | None, scored: Scored, top: int | None, model: str
     )
 
 
-def _voyage(shown: list[str] | None, scored: Scored, top: int | None, model: str) -> Encodable:
+def _voyage(given: list[str] | None, scored: Scored, top: int | None, model: str) -> Encodable:
     results = [
-        VoyageResult(index=i, relevance_score=float(scored.scores[i]), document=shown[i] if shown else None)
+        VoyageResult(index=i, relevance_score=float(scored.scores[i]), document=given[i] if given else None)
         for i in scored.best(top)
     ]
     return VoyageResponse(data=results, model=model, usage=usage(scored.work))

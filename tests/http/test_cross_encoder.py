@@ -160,6 +160,12 @@ async def test_each_query_with_its_document(server: Served, bert: Any) -> None:
     np.testing.assert_allclose([item["score"] for item in raw["data"]], logits, atol=1e-4)
 
 
+async def test_a_scorer_compares_no_words(server: Served) -> None:
+    body = {"query": QUERY, "documents": TEXTS, "score_by": "sparse"}
+    reply = await server.embed(body, path="/v2/rerank")
+    assert (reply.status, "does not compare them by sparse" in reply.value["message"]) == (400, True)
+
+
 async def test_usage_counts_whole_pairs(server: Served) -> None:
     reply = (await server.embed({"query": "ab", "documents": ["c", "def"]}, path="/v1/rerank")).value
     assert reply["usage"]["prompt_tokens"] == (3 + 2 + 1) + (3 + 2 + 3)
