@@ -70,7 +70,7 @@ class ShapesOnly:
 @contextmanager
 def hopper(with_products: bool) -> Iterator[None]:
     """Everything asks for kernels as on a Hopper GPU. with_products: whether ours are built there too."""
-    table = gemm.read_table(gemm.TABLE_PATH, skinny=with_products)
+    table = gemm.table_in_use(skinny=with_products)
     stand_ins: tuple[tuple[Any, str, Any], ...] = (
         (torch.Tensor, "is_cuda", True),
         (torch.Tensor, "data_ptr", lambda x: x.storage_offset() * x.element_size()),  # decides alignment

@@ -24,6 +24,7 @@ from rose.attention.backends import load_backends
 from rose.attention.base import AttentionSpec
 from rose.attention.policy import FORMAT, USER_TABLE
 from rose.attention.reference import reference_attention, relative_error
+from rose.kernels.timing import graph_us
 
 if TYPE_CHECKING:
     from rose.attention.base import AttentionBackend
@@ -101,23 +102,14 @@ def time_plan(backend: AttentionBackend, batch: Batch) -> float:
 
 
 def time_forward(backend: AttentionBackend, batch: Batch, layers: int) -> float:
-    """Microseconds on the device of `layers` calls in one CUDA graph, the median of several replays."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    """Microseconds on the device of `layers` calls in one CUDA graph."""
+
+    def enqueue() -> None:
         for _ in range(layers):
             batch.forward(backend)
-    first = _replay_us(graph)
-    repeats = max(3, min(30, int(BUDGET_S * 1e6 / first)))
-    return statistics.median(_replay_us(graph) for _ in range(repeats))
 
-
-def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 1e3
+    torch.cuda.synchronize()  # the plan, if there is one, was copied on another stream
+    return graph_us(enqueue, budget_s=BUDGET_S)
 
 
 def measure(model: Model, backends: dict[str, AttentionBackend], batch: Batch) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import torch
 from rose.aot.folders import default_folders
 from rose.aot.library import Kernel, KernelLibrary, KernelQuery, load_module
 from rose.aot.products import Epilogue, ProductKernel
-from rose.kernels.tables import read_choices
+from rose.kernels.tables import in_use, read_choices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -169,8 +169,8 @@ def load(kernel: ProductKernel) -> FusedGemm | None:
 
 @functools.cache
 def table() -> Mapping[FusedKey, Sequence[FusedChoice]]:
-    """The choices for each weight by rising min_m, read once from `TABLE_PATH`."""
-    return read_table(TABLE_PATH)
+    """The choices for each weight by rising min_m, read once: the user's own or those that ship."""
+    return in_use(TABLE_PATH, read_table)
 
 
 def read_table(path: Path) -> dict[FusedKey, list[FusedChoice]]:

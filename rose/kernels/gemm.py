@@ -20,7 +20,7 @@ import torch
 from rose.kernels import dispatch
 from rose.kernels.activation import add_bias, bias_gelu, silu_mul
 from rose.kernels.cuda.plan import SkinnyPlan
-from rose.kernels.tables import read_choices
+from rose.kernels.tables import in_use, read_choices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -117,10 +117,15 @@ def fetches_early(m: int, keys: Collection[WeightKey]) -> bool:
 
 @functools.cache
 def table() -> Mapping[WeightKey, Sequence[GemmChoice]]:
-    """The choices for each weight by rising max_m, read once from `TABLE_PATH`."""
+    """The choices for each weight by rising max_m, read once."""
     from rose.kernels.cuda.launch import skinny_kernels
 
-    return read_table(TABLE_PATH, skinny=skinny_kernels() is not None)
+    return table_in_use(skinny=skinny_kernels() is not None)
+
+
+def table_in_use(skinny: bool) -> Mapping[WeightKey, Sequence[GemmChoice]]:
+    """The user's own table, or the shipped one; skinny: as of `read_table`."""
+    return in_use(TABLE_PATH, functools.partial(read_table, skinny=skinny))
 
 
 def read_table(path: Path, skinny: bool = False) -> dict[WeightKey, list[GemmChoice]]:

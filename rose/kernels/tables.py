@@ -3,10 +3,37 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from rose.aot.folders import user_cache
+
+log = logging.getLogger(__name__)
+
+Table = TypeVar("Table")
+
+
+def users_own(shipped: Path) -> Path:
+    """Where a tuner writes, and a server looks before it takes the table that ships."""
+    return user_cache() / shipped.name
+
+
+def in_use(shipped: Path, read: Callable[[Path], Table]) -> Table:
+    """What `read` makes of the user's own table; of the shipped one if there is none, or a bad one (logged).
+
+    Raises:
+        Exception: what `read` raises for the shipped one.
+    """
+    own = users_own(shipped)
+    if own.exists():
+        try:
+            return read(own)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("ignored the table %s: %s: %s", own, type(error).__name__, error)
+    return read(shipped)
 
 
 def read_choices(path: Path) -> list[dict[str, Any]]:
@@ -23,6 +50,7 @@ def read_choices(path: Path) -> list[dict[str, Any]]:
 
 def write_choices(path: Path, device: str, choices: Sequence[dict[str, object]]) -> None:
     """Write a table measured on `device`, a choice a line, so that differences of two tables can be read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     rows = ",\n  ".join(json.dumps(choice) for choice in choices)
     path.write_text(f'{{\n "device": {json.dumps(device)},\n "choices": [\n  {rows}\n ]\n}}\n', "utf-8")
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 
 
-def graph_us(enqueue: Callable[[], object], replays: int = 10, rounds: int = 3) -> float:
+def graph_us(
+    enqueue: Callable[[], object], replays: int = 10, rounds: int = 3, budget_s: float = math.inf
+) -> float:
     """Microseconds of one replay of what `enqueue` enqueues: the best of `rounds` means over `replays`.
 
     The best round, because what disturbs a GPU only ever makes it slower.
+    budget_s: fewer replays, but one a round, where all would take longer than this.
     """
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
@@ -20,7 +24,8 @@ def graph_us(enqueue: Callable[[], object], replays: int = 10, rounds: int = 3) 
     with torch.cuda.graph(graph, stream=stream):
         enqueue()
     with torch.cuda.stream(stream):
-        graph.replay()
+        first_us = max(_round_us(graph, 1, stream), 1.0)
+        replays = max(int(min(replays, budget_s * 1e6 / (first_us * rounds))), 1)
         times = [_round_us(graph, replays, stream) for _ in range(rounds)]
     return min(times)
 

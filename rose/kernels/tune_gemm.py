@@ -1,6 +1,6 @@
 """Time cuBLAS against products by kernels of our own and write the table that `rose.kernels.gemm` reads.
 
-    python -m rose.kernels.tune_gemm [--out rose/kernels/gemm_h200.json] [--skinny-only]
+    python -m rose.kernels.tune_gemm [--out FILE.json] [--skinny-only]
 
 Each candidate is timed with the kernel that consumes it (which adds the partial sums), over 28 different
 weights in one CUDA graph, as in a model: one weight would stay in the L2 cache and look faster than it is.
@@ -39,7 +39,7 @@ from rose.kernels.gemm import (
 )
 from rose.kernels.norm import LayerNorm, RmsNorm, add_layer_norm, add_rms_norm
 from rose.kernels.rope import QkRope, qk_norm_rope, rope_table
-from rose.kernels.tables import read_choices, say, write_choices
+from rose.kernels.tables import in_use, read_choices, say, users_own, write_choices
 from rose.kernels.timing import graph_us
 
 Consumer = Literal["rope", "rms_norm", "layer_norm", "silu", "gelu", "bias"]
@@ -306,7 +306,12 @@ def merge(old: Sequence[dict[str, object]], new: Sequence[dict[str, object]]) ->
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(prog="python -m rose.kernels.tune_gemm", description=__doc__)
-    parser.add_argument("--out", type=Path, default=TABLE_PATH, help="the JSON file to write")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=users_own(TABLE_PATH),
+        help="the JSON file to write; a server reads the default, %(default)s, before what ships",
+    )
     parser.add_argument("--budget-s", type=float, default=80.0, help="stop measuring after this many seconds")
     parser.add_argument(
         "--skinny-only", action="store_true", help="keep the table's plans, add those of skinny_gemm"
@@ -316,7 +321,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines: list[dict[str, object]] = []
     device = torch.cuda.get_device_name()
     if arguments.skinny_only:
-        old, known = read_choices(arguments.out), read_table(arguments.out)
+        old, known = in_use(TABLE_PATH, read_choices), in_use(TABLE_PATH, read_table)
         for shape in SHAPES:
             lines += tune_skinny(shape, known)
         write_choices(arguments.out, device, merge(old, lines))

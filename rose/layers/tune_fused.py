@@ -1,6 +1,6 @@
 """Time products with fused epilogues against what serves without, and write what `rose.kernels.fused` reads.
 
-    python -m rose.layers.tune_fused [--out rose/kernels/fused_h200.json]
+    python -m rose.layers.tune_fused [--out FILE.json]
 
 Every way is timed over the weights of 28 layers in one CUDA graph, as in a model: one weight would stay in
 the L2 cache and look faster than it is. The decoder's four kernels are chosen together, since each leaves the
@@ -24,7 +24,7 @@ from rose.aot.products import DEFAULT_PRODUCTS, HEAD_DIM, HEAD_EPS, Epilogue
 from rose.kernels.fused import TABLE_PATH, FusedGemm, FusedLookup, load
 from rose.kernels.norm import RmsNorm, add_rms_norm
 from rose.kernels.rope import QkRope, rope_table
-from rose.kernels.tables import say, write_choices
+from rose.kernels.tables import say, users_own, write_choices
 from rose.kernels.timing import graph_us
 from rose.layers.decoder import DecoderLayer
 from rose.layers.fused_decoder import FusedDecoder, LayerWeights
@@ -206,7 +206,12 @@ def write(path: Path, lines: Sequence[Line]) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(prog="python -m rose.layers.tune_fused", description=__doc__)
-    parser.add_argument("--out", type=Path, default=TABLE_PATH, help="the JSON file to write")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=users_own(TABLE_PATH),
+        help="the JSON file to write; a server reads the default, %(default)s, before what ships",
+    )
     parser.add_argument("--budget-s", type=float, default=80.0, help="stop measuring after this many seconds")
     arguments = parser.parse_args(argv)
     deadline = time.monotonic() + arguments.budget_s

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rose.kernels import fused, gemm
-from rose.kernels.tables import read_choices, write_choices
+from rose.kernels.tables import in_use, read_choices, users_own, write_choices
 
 CHOICES: list[dict[str, object]] = [{"n": 64, "kernel": None, "us": 1.5}, {"n": 8, "kernel": "a", "us": 2.0}]
 
@@ -24,3 +24,26 @@ def test_the_shipped_tables_are_as_they_would_be_written(path: Path, tmp_path: P
     again = tmp_path / "again.json"
     write_choices(again, "NVIDIA H200", read_choices(path))
     assert again.read_text() == path.read_text()
+
+
+def test_the_users_own_table_is_read_before_the_shipped_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    own = users_own(gemm.TABLE_PATH)
+    assert own == tmp_path / "bouquet" / "gemm_h200.json"
+    shipped = dict(gemm.table_in_use(skinny=False))
+    assert shipped == gemm.read_table(gemm.TABLE_PATH)
+    write_choices(own, "A GPU", [{"n": 64, "k": 64, "ending": "sum", "max_m": 16, "plan": None}])
+    assert gemm.table_in_use(skinny=False) == {(64, 64, "sum"): [gemm.GemmChoice(16, None)]}
+    for bad in ("{", "[]", '{"choices": [{"n": 1}]}'):
+        own.write_text(bad)
+        caplog.clear()
+        assert gemm.table_in_use(skinny=False) == shipped
+        assert str(own) in caplog.text
+
+
+def test_a_bad_shipped_table_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(OSError, match=r"none\.json"):
+        in_use(tmp_path / "none.json", read_choices)
