@@ -26,6 +26,7 @@ from triton.runtime.driver import driver
 
 from rose.aot.folders import default_output
 from rose.aot.products import ProductKernel
+from rose.attention import policy
 from rose.config import ModelConfig, load_config
 from rose.engine_options import DEFAULT_BATCH_TOKENS
 from rose.kernels import early, fused, gemm
@@ -71,6 +72,7 @@ class ShapesOnly:
 def hopper(with_products: bool) -> Iterator[None]:
     """Everything asks for kernels as on a Hopper GPU. with_products: whether ours are built there too."""
     table = gemm.table_in_use(skinny=with_products)
+    attention = policy.table_for("", CAPABILITY, policy.load_tables())
     stand_ins: tuple[tuple[Any, str, Any], ...] = (
         (torch.Tensor, "is_cuda", True),
         (torch.Tensor, "data_ptr", lambda x: x.storage_offset() * x.element_size()),  # decides alignment
@@ -79,6 +81,7 @@ def hopper(with_products: bool) -> Iterator[None]:
         (gemm, "table", lambda: table),
         (gemm, "_skinny_gemm", _nothing),
         (fused, "load", _fused_product if with_products else _nothing),
+        (policy, "_device_table", lambda spec: attention),
     )
     with ExitStack() as stack:
         for owner, name, value in stand_ins:

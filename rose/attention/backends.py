@@ -111,10 +111,11 @@ def _compiled(spec: AttentionSpec, slots: int) -> dict[str, AttentionBackend]:
 
 def _flat(spec: AttentionSpec) -> dict[str, AttentionBackend]:
     """Our own Triton kernels; they serve only where the policy's table has them as the fastest."""
-    if spec.head_dim not in flat.HEAD_DIMS or not dispatch.has_triton():
+    if not flat.takes(spec) or not dispatch.has_triton():
         return {}
     found: dict[str, AttentionBackend] = {}
-    for kind in (flat.FlatAttention, flat.FlatProductAttention):
+    kinds: tuple[type[flat.FlatAttention], ...] = (flat.FlatAttention, flat.FlatProductAttention)
+    for kind in kinds:
         try:
             found[kind.name] = _proven(kind(spec), spec)
         except Exception as error:  # whatever a compiler may raise; the others serve

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
 
     from rose.batch import Int32
+    from rose.kernels.rope import QkRope
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,10 @@ class AttentionBackend(Protocol):
 
     @property
     def name(self) -> str:
-        """As in the policy table and at /info: "fa4", "flashinfer-fa3", "flashinfer-fa2", "sdpa"."""
+        """As in the policy table and at /info.
+
+        "fa4", "flashinfer-fa3", "flashinfer-fa2", "flat", "flat-product", "sdpa".
+        """
         ...
 
     @property
@@ -77,5 +81,19 @@ class AttentionBackend(Protocol):
 
         q, out: [T, num_heads, head_dim]; k, v: [T, num_kv_heads, head_dim]; last dimension contiguous,
         rows may be strided (views of one packed qkv). cu_seqlens: i32[S+1] on the device.
+        """
+        ...
+
+
+@runtime_checkable
+class ProductAttention(AttentionBackend, Protocol):
+    """A backend that can also start from a decoder's QKV product, before norm and rotation."""
+
+    def forward_product(
+        self, product: torch.Tensor, rope: QkRope, out: torch.Tensor, cu_seqlens: torch.Tensor
+    ) -> None:
+        """`forward` of what `rose.kernels.rope.qk_norm_rope` makes of `product`, which stays as it is.
+
+        product: [T, (Hq + 2 Hk) D], or split-K partial sums [K, T, (Hq + 2 Hk) D] of it; contiguous.
         """
         ...

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rose.attention.base import AttentionSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +23,11 @@ class FlatPlan:
     heads: int
     warps: int
     stages: int
+
+
+@functools.lru_cache(maxsize=4096)
+def flat_plan(spec: AttentionSpec, num_tokens: int, num_seqs: int, from_product: bool) -> FlatPlan:
+    """For a batch of so many tokens in so many sequences, of q, k and v or of the QKV product."""
+    if num_tokens <= 128:
+        return FlatPlan(block_m=16, block_n=64, heads=1, warps=8 if from_product else 4, stages=2)
+    return FlatPlan(block_m=64, block_n=64, heads=1, warps=8 if from_product else 4, stages=2)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
 
+from rose.attention import flat
+from rose.attention.base import BatchShape
+from rose.attention.policy import KNOWN, choose
 from rose.device_batch import DeviceBatch, Outputs
 from rose.kernels import dispatch
 from rose.kernels.fused import fused_row_counts
@@ -17,11 +20,14 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from rose.attention.base import AttentionBackend, AttentionSpec
     from rose.kernels.gemm import WeightKey
     from rose.models.registry import Model
 
 # A compilation holds a thread about a quarter of its time outside the interpreter lock; more do not help.
 _MAX_THREADS = 8
+# As many sequences as the variants of attention kernels depend on.
+_MAX_SEQS = 512
 
 
 class _NoAttention:
@@ -60,24 +66,48 @@ def compile_ahead(model: Model, row_counts: Iterable[int]) -> None:
     from rose.kernels.jit.compile import compiling
 
     with torch.inference_mode(), compiling(min(os.cpu_count() or 1, _MAX_THREADS)):
-        for num_tokens in row_counts:
-            model.forward(*_empty_step(model, num_tokens))
+        counts = list(row_counts)
+        for num_tokens in counts:
+            model.forward(*_empty_step(model, BatchShape(num_tokens, 1, num_tokens), _NoAttention()))
+        for shape, attention in _triton_attention(model.attention_spec, counts):
+            model.forward(*_empty_step(model, shape, attention))
 
 
-def _empty_step(model: Model, num_tokens: int) -> tuple[DeviceBatch, Outputs]:
-    """A batch of one sequence of id 0, and where its vector goes."""
-    device, config = model.attention_spec.device, model.config
+def _triton_attention(
+    spec: AttentionSpec, row_counts: Collection[int]
+) -> Iterator[tuple[BatchShape, AttentionBackend]]:
+    """Batches that between them launch every variant of our attention kernels that the policy may choose."""
+    if not flat.takes(spec):
+        return
+    backends = {kind.name: kind(spec) for kind in (flat.FlatAttention, flat.FlatProductAttention)}
+    met = set()
+    for num_tokens in row_counts:
+        for num_seqs in (1 << power for power in range(min(num_tokens, _MAX_SEQS).bit_length())):
+            shape = BatchShape(num_tokens, num_seqs, num_tokens)
+            backend = backends.get(choose(spec, shape, KNOWN))
+            if backend is None:
+                continue
+            # What is launched early, and from how many partial sums, changes with the tokens.
+            variant = (backend.name, num_tokens, backend.plan_of(num_tokens, num_seqs), num_seqs > 1)
+            if variant not in met:
+                met.add(variant)
+                yield shape, backend
+
+
+def _empty_step(model: Model, shape: BatchShape, attention: AttentionBackend) -> tuple[DeviceBatch, Outputs]:
+    """A batch of tokens of id 0, all in the last of its sequences, and where its vectors go."""
+    device, config, num_tokens = model.attention_spec.device, model.config, shape.num_tokens
     # What a pooling gives; the layers behind it that some models have are put around `model` later.
     width = config.dimensions if config.task == "sparse" else config.hidden_size
-    cu_seqlens = torch.tensor([0, num_tokens], dtype=torch.int32)
+    cu_seqlens = torch.tensor([0] * shape.num_seqs + [num_tokens], dtype=torch.int32)
     batch = DeviceBatch(
         input_ids=torch.zeros(num_tokens, dtype=torch.int32, device=device),
         cu_seqlens=cu_seqlens.to(device),
         token_type_ids=None,
         host_cu_seqlens=cu_seqlens.numpy(),
         max_seqlen=num_tokens,
-        attention=_NoAttention(),
+        attention=attention,
     )
-    vectors = torch.zeros(1, width, device=device)
-    int8 = torch.zeros(1, width, dtype=torch.int8, device=device) if config.quantizer else None
+    vectors = torch.zeros(shape.num_seqs, width, device=device)
+    int8 = torch.zeros(shape.num_seqs, width, dtype=torch.int8, device=device) if config.quantizer else None
     return batch, Outputs(vectors, int8)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from rose.attention.base import ProductAttention
 from rose.kernels.norm import RmsNorm, add_rms_norm
 from rose.kernels.pooling import pick_rows
 from rose.kernels.rope import QkRope, qk_norm_rope
@@ -44,18 +45,29 @@ class DecoderLayer:
     gate_up: GatedProjection
     down: Projection
 
-    def project(self, rows: DecoderBuffers) -> None:
-        """rows.hidden = input_norm(residual) to rows.qkv, normed and rotated."""
-        packed = self.qkv(rows.hidden, rows.qkv, rows.partials)
-        qk_norm_rope(packed, rows.positions, self.rope, rows.qkv)
+    def project(self, rows: DecoderBuffers) -> Tensor:
+        """The QKV product of rows.hidden, input_norm(residual): rows.qkv, or partial sums in rows.partials."""
+        return self.qkv(rows.hidden, rows.qkv, rows.partials)
 
-    def attend(self, batch: DeviceBatch, buffers: DecoderBuffers) -> None:
-        """buffers.qkv of all rows to buffers.context; padded rows may keep what they held."""
-        rope, num_tokens = self.rope, batch.num_tokens
+    def rotate(self, product: Tensor, rows: DecoderBuffers) -> None:
+        """What `project` returned to rows.qkv, normed and rotated."""
+        qk_norm_rope(product, rows.positions, self.rope, rows.qkv)
+
+    def attend(self, batch: DeviceBatch, buffers: DecoderBuffers, product: Tensor | None) -> None:
+        """Attention of all rows to buffers.context; padded rows may keep what they held.
+
+        product: what `project` returned; None: buffers.qkv holds q and k normed and rotated already.
+        """
+        rope, num_tokens, attention = self.rope, batch.num_tokens, batch.attention
+        context = buffers.context.view(num_tokens, rope.num_heads, rope.head_dim)
+        if product is not None and isinstance(attention, ProductAttention):
+            attention.forward_product(product, rope, context, batch.cu_seqlens)
+            return
+        if product is not None:
+            self.rotate(product, buffers)
         heads = buffers.qkv.view(num_tokens, -1, rope.head_dim)
         q, k, v = torch.split(heads, [rope.num_heads, rope.num_kv_heads, rope.num_kv_heads], dim=1)
-        context = buffers.context.view(num_tokens, rope.num_heads, rope.head_dim)
-        batch.attention.forward(q, k, v, context, batch.cu_seqlens, batch.max_seqlen)
+        attention.forward(q, k, v, context, batch.cu_seqlens, batch.max_seqlen)
 
     def pick(self, batch: DeviceBatch, buffers: DecoderBuffers, which: Which) -> DecoderBuffers:
         """Buffers of the first or last row of each of S <= T sequences, with what `mix` reads."""

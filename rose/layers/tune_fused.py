@@ -140,7 +140,7 @@ def _steps(fused: FusedDecoder, rows: DecoderBuffers) -> None:
 def _plain(layers: Sequence[DecoderLayer], rows: DecoderBuffers) -> None:
     for layer, following in pairwise(layers):
         add_rms_norm(layer.mix(rows), rows.residual, following.input_norm, rows.hidden)
-        following.project(rows)
+        following.rotate(following.project(rows), rows)
 
 
 def _plain_layer(weights: LayerWeights, lookup: FusedLookup) -> DecoderLayer:

@@ -70,18 +70,19 @@ class Qwen3Model:
         embedded = EmbeddedTokens(rows.residual, rows.hidden, rows.positions)
         first, last = self._layers[0], self._layers[-1]
         embed_tokens(batch.input_ids, batch.cu_seqlens, self._table, first.input_norm, embedded)
-        first.project(rows)
+        product: torch.Tensor | None = first.project(rows)
         fused = self._fused if self._fused is not None and self._fused.takes(len(rows.hidden)) else None
         if fused is not None:
             fused.prepare(rows)
         for index, (layer, following) in enumerate(pairwise(self._layers)):
-            layer.attend(batch, rows)
+            layer.attend(batch, rows, product)
             if fused is not None:
                 fused.step(index, rows)
+                product = None
                 continue
             add_rms_norm(layer.mix(rows), rows.residual, following.input_norm, rows.hidden)
-            following.project(rows)
-        last.attend(batch, rows)
+            product = following.project(rows)
+        last.attend(batch, rows, product)
         self._pool(batch, rows, outputs)
 
     def _pool(self, batch: DeviceBatch, rows: DecoderBuffers, outputs: Outputs) -> None:

@@ -13,16 +13,17 @@ import torch
 
 from rose.attention import tune
 from rose.attention.backends import load_backends
-from rose.attention.base import AttentionSpec
+from rose.attention.base import AttentionSpec, ProductAttention
 from rose.attention.policy import load_table
 from rose.attention.reference import reference_attention, relative_error
+from rose.kernels.rope import QkRope, qk_norm_rope, rope_table
 
 if TYPE_CHECKING:
     from rose.attention.base import AttentionBackend
 
 pytestmark = pytest.mark.gpu
 
-NAMES = ("fa4", "flashinfer-fa3", "flashinfer-fa2", "sdpa")
+NAMES = ("fa4", "flashinfer-fa3", "flashinfer-fa2", "flat", "flat-product", "sdpa")
 HEADS = {"hd128": (16, 8, 128), "hd128-4b": (32, 8, 128), "hd64": (16, 16, 64), "hd32": (12, 12, 32)}
 LENGTHS = {
     "1": [1],
@@ -221,7 +222,7 @@ def test_two_batches_in_flight_do_not_mix(name: str, heads: str) -> None:
 
 
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("name", ["fa4", "flashinfer-fa3", "flashinfer-fa2"])
+@pytest.mark.parametrize("name", ["fa4", "flashinfer-fa3", "flashinfer-fa2", "flat"])
 def test_a_forward_allocates_nothing(name: str, heads: str) -> None:
     spec, backend = pick(name, heads)
     buffers = Buffers(spec, 1024, 512)
@@ -235,6 +236,33 @@ def test_a_forward_allocates_nothing(name: str, heads: str) -> None:
         backend.plan(offsets, 1024, 0)
         buffers.forward(backend, 2)
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+@pytest.mark.parametrize("splits", [1, 2, 4])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("heads", ["hd128", "hd128-4b", "hd64"])
+def test_attention_straight_from_the_product(heads: str, causal: bool, splits: int) -> None:
+    """What the kernel that norms and rotates, then fp32 attention, make of it; padded rows are NaN."""
+    spec, backend = pick("flat-product", heads, causal)
+    assert isinstance(backend, ProductAttention)
+    device, dim = spec.device, spec.head_dim
+    weight = 1 + 0.2 * torch.randn(2, dim, device=device)
+    table = rope_table(dim, 1e6, 1024, device)
+    rope = QkRope(spec.num_heads, spec.num_kv_heads, dim, 1e-6, weight.bfloat16(), table)
+    buffers = Buffers(spec, 512, 16)
+    product = torch.randn(splits, *buffers.qkv.shape, device=device).bfloat16()
+    for lengths in ([512], [1, 511], [100, 0, 77, 300], [30] * 16, [1], [0, 500]):
+        offsets = buffers.offsets(lengths)
+        buffers.cu_seqlens.copy_(torch.from_numpy(offsets))
+        places = [place for length in lengths for place in range(length)]
+        positions = torch.zeros(512, dtype=torch.int32, device=device)
+        positions[: len(places)] = torch.tensor(places, device=device)
+        padded = product.clone()
+        padded[:, len(places) :] = float("nan")
+        qk_norm_rope(product, positions, rope, buffers.qkv)
+        buffers.out.fill_(float("nan"))
+        backend.forward_product(padded, rope, buffers.out, buffers.cu_seqlens)
+        assert buffers.error(offsets) < MAX_ERROR, lengths
 
 
 def test_the_tuner_writes_a_table_that_the_policy_reads(tmp_path: Path) -> None:

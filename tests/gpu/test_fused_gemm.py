@@ -141,7 +141,7 @@ def test_steps_of_a_decoder_eagerly_and_in_a_graph() -> None:
     layers = [plain_layer(layer) for layer in weights]
     for layer, following in pairwise(layers):
         add_rms_norm(layer.mix(rows), rows.residual, following.input_norm, rows.hidden)
-        following.project(rows)
+        following.rotate(following.project(rows), rows)
     expected = with_pairs_adjacent(rows.qkv.T.contiguous(), weights[3].rope).T
     for actual, plain in ((eager[0], rows.residual), (eager[1], expected)):
         error = (actual.float() - plain.float()).norm() / plain.float().norm()

@@ -147,7 +147,7 @@ def _flat_attention(
 
 
 @device_function
-def _finish(
+def _finished_heads(
     first,
     second,
     bias_ptr,
@@ -214,7 +214,7 @@ def _flat_attention_of_product(
     q_first = load_sum(q_at, 0, real[:, None], split_stride, SPLITS)
     q_second = load_sum(q_at + HALF, 0, real[:, None], split_stride, SPLITS)
     q_bias, q_angle = bias_ptr + head * HEAD_DIM + half, ((tokens - start) * HEAD_DIM)[:, None] + half
-    q_first, q_second = _finish(
+    q_first, q_second = _finished_heads(
         q_first, q_second, q_bias, weight_ptr + half, cos_sin_ptr + q_angle, real[:, None], eps,
         HAS_BIAS, HAS_NORM, HALF,
     )  # fmt: skip
@@ -232,7 +232,7 @@ def _flat_attention_of_product(
             v += tl.load(bias_ptr + v_head * HEAD_DIM + cols).to(tl.float32)
         key_start, _ = _own_sequence(keys, cu_seqlens_ptr, num_seqs, OFFSETS)
         k_bias, k_angle = bias_ptr + k_head * HEAD_DIM + half, ((keys - key_start) * HEAD_DIM)[:, None] + half
-        k_first, k_second = _finish(
+        k_first, k_second = _finished_heads(
             k_first, k_second, k_bias, weight_ptr + HEAD_DIM + half, cos_sin_ptr + k_angle, near, eps,
             HAS_BIAS, HAS_NORM, HALF,
         )  # fmt: skip

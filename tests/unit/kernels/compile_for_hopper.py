@@ -23,9 +23,12 @@ from triton.runtime.jit import JITFunction
 
 from rose.aot import folders
 from rose.aot.build_triton import HopperDriver
+from rose.attention.base import AttentionSpec
+from rose.attention.flat import FlatProductAttention
 from rose.config import ModelConfig, load_config
 from rose.kernels import dispatch, early, gemm
-from rose.kernels.jit import activation, embedding, gated, norm, pooling, rope, rows
+from rose.kernels import rope as rope_layout
+from rose.kernels.jit import activation, embedding, flat_attention, gated, norm, pooling, rope, rows
 from rose.kernels.jit import gemm as gemm_jit
 from rose.kernels.jit.compile import compiling
 from rose.layers import decoder, encoder, linear, projection
@@ -37,7 +40,7 @@ from rose.weights import DummyWeights
 CPU = torch.device("cpu")
 SPLIT = gemm.GemmPlan(4, 16, 32, 128, 4, 4)
 MAX_TOKENS = 2048
-MODULES = (activation, embedding, gated, gemm_jit, norm, pooling, rope, rows)
+MODULES = (activation, embedding, flat_attention, gated, gemm_jit, norm, pooling, rope, rows)
 
 
 def main(presets: Path, plans: str) -> None:
@@ -58,6 +61,7 @@ def main(presets: Path, plans: str) -> None:
         module.fetches_early = lambda m, keys: True  # as if a product of skinny_gemm were among them
         compile_ahead(model, [16])
     compile_windowed()
+    compile_flat()
     print(json.dumps({name: variants(kernel) for name, kernel in kernels()}))
 
 
@@ -70,6 +74,26 @@ def compile_windowed() -> None:
         with compiling(2), early.launching(order):
             rows.copy_real_rows(heads, torch.zeros(3, dtype=torch.int32), torch.zeros_like(heads))
             gated.gelu_mul(wide, wide[:, :1152].contiguous(), by_tanh=False)
+
+
+def compile_flat() -> None:
+    """Attention of our own in pplx-embed's and BGE-M3's shapes, whatever the policy chooses."""
+    for num_tokens, num_seqs, heads in (
+        (16, 1, (16, 8, 128)),
+        (512, 16, (16, 8, 128)),
+        (512, 1, (16, 16, 64)),
+    ):
+        spec = AttentionSpec(*heads, heads[2] ** -0.5, False, torch.bfloat16, CPU)
+        qkv = torch.zeros(num_tokens, heads[0] + 2 * heads[1], heads[2], dtype=torch.bfloat16)
+        out = torch.zeros(num_tokens, heads[0], heads[2], dtype=torch.bfloat16)
+        cu_seqlens = torch.zeros(num_seqs + 1, dtype=torch.int32)
+        table, attention = torch.zeros(64, heads[2]), FlatProductAttention(spec)
+        layout = rope_layout.QkRope(*heads, 1e-6, torch.ones(2, heads[2], dtype=torch.bfloat16), table)
+        for fetches in (False, True):
+            with compiling(2), early.launching(early.early_for(num_tokens, fetches, device=CPU)):
+                q, k, v = torch.split(qkv, [heads[0], heads[1], heads[1]], dim=1)
+                attention.forward(q, k, v, out, cu_seqlens, num_tokens)
+                attention.forward_product(qkv.flatten(1), layout, out, cu_seqlens)
 
 
 def chosen(key: gemm.WeightKey) -> list[gemm.GemmChoice]:

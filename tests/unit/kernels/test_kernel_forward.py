@@ -6,13 +6,15 @@ interpreter multiplies no bf16.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 
+from rose.attention.base import AttentionBackend, AttentionSpec
+from rose.attention.flat import FlatAttention, FlatProductAttention
 from rose.attention.sdpa import SdpaAttention
 from rose.config import ModelConfig
 from rose.device_batch import DeviceBatch, Outputs
@@ -68,6 +70,8 @@ BERT = replace(
 )
 LAST = replace(CONFIG, causal=True, pooling="last")
 MODELS = {"qwen3": CONFIG, "qwen3-last": LAST, "bert": BERT, "bert-mean": replace(BERT, pooling="mean")}
+# Each with other products, so that norm and rotation meet every kind of them.
+ATTENTION = {"cublas": FlatAttention, "split-k": FlatProductAttention, "fused": SdpaAttention}
 
 
 def _table(keys: Sequence[gemm.WeightKey], plan_of: str) -> dict[gemm.WeightKey, list[GemmChoice]]:
@@ -98,13 +102,13 @@ def _model(config: ModelConfig, weights: DummyWeights, monkeypatch: pytest.Monke
     return bert
 
 
-def _forward(model: Model, filler: int) -> Outputs:
+def _forward(model: Model, filler: int, kind: Callable[[AttentionSpec], AttentionBackend]) -> Outputs:
     """One padded batch; padded rows hold the id `filler`."""
     generator = torch.Generator().manual_seed(3)
     ids = torch.full((PADDED_TOKENS,), filler, dtype=torch.int32)
     ids[: OFFSETS[-1]] = torch.randint(0, 50, (OFFSETS[-1],), generator=generator).int()
     cu_seqlens = torch.tensor(OFFSETS).int()
-    attention = SdpaAttention(model.attention_spec)
+    attention = kind(model.attention_spec)
     attention.plan(cu_seqlens.numpy(), PADDED_TOKENS, 0)
     shape = (len(OFFSETS) - 1, CONFIG.hidden_size)
     int8 = torch.full(shape, 77, dtype=torch.int8) if model.config.quantizer else None
@@ -123,7 +127,8 @@ def test_forward_through_triton(name, plan_of, monkeypatch):
     monkeypatch.setattr(projection, "uses_table", lambda weight: True)
     monkeypatch.setattr(gemm, "table", lambda: _table(keys, plan_of))
     model = _model(config, weights, monkeypatch)
-    outputs = _forward(model, 0)
+    kind = ATTENTION[plan_of]
+    outputs = _forward(model, 0, kind)
 
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(0, 50, (OFFSETS[-1],), generator=generator).int().numpy()
@@ -133,4 +138,4 @@ def test_forward_through_triton(name, plan_of, monkeypatch):
     if outputs.int8 is not None:
         assert (outputs.int8.float() - torch.tanh(expected) * 127).abs().max() <= 0.51
     if plan_of == "split-k":
-        assert torch.equal(outputs.vectors, _forward(model, 49).vectors)
+        assert torch.equal(outputs.vectors, _forward(model, 49, kind).vectors)

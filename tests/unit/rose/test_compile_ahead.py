@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rose.attention.base import BatchShape
 from rose.config import ModelConfig
-from rose.layers.compile_ahead import _empty_step, row_counts
+from rose.layers.compile_ahead import _empty_step, _NoAttention, row_counts
 from rose.models.bert import BertModel
 from rose.weights import dummy_weights
 from tests.unit.rose.bert_cases import BERT, CPU
@@ -24,10 +25,10 @@ KINDS = {
 @pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
 def test_the_empty_step_fits_the_model(config: ModelConfig) -> None:
     model = BertModel(config, dummy_weights(config, 0, CPU), torch.float32, CPU, 32)
-    batch, outputs = _empty_step(model, 16)
+    batch, outputs = _empty_step(model, BatchShape(16, 2, 16), _NoAttention())
     with torch.inference_mode():
         model.forward(batch, outputs)
-    assert outputs.vectors.shape == (1, config.dimensions)
+    assert outputs.vectors.shape == (2, config.dimensions)
     assert (outputs.int8 is not None) == (config.quantizer is not None)
 
 

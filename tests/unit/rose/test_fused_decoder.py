@@ -83,7 +83,7 @@ def test_a_step_is_what_the_plain_layers_do_but_for_the_order_of_columns() -> No
     assert rows.context is context
     layer, following = plain(weights[1]), plain(weights[2])
     add_rms_norm(layer.mix(rows), rows.residual, following.input_norm, rows.hidden)
-    following.project(rows)
+    following.rotate(following.project(rows), rows)
     torch.testing.assert_close(fused_residual, rows.residual, rtol=1e-4, atol=1e-4)
     expected = with_pairs_adjacent(rows.qkv.T.contiguous(), weights[2].rope).T
     # The angles are fp16: off by half a thousandth.

@@ -1,0 +1,306 @@
+"""Time every sensible FlatPlan against the other backends: python -m rose.attention.tune_flat --out FILE.
+
+Every candidate runs in a CUDA graph of as many calls as its model has layers, launched as in a forward, and
+is checked against fp32. Two figures of each other backend: alone, and after the kernel that norms and
+rotates q and k, which attention straight from the product does without. About a minute on an H200 of 16
+processor cores, most of it Triton's compiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import product as combinations
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rose.attention.base import AttentionSpec
+from rose.attention.flat_plan import FlatPlan
+from rose.kernels.tables import say
+
+SHAPES = ("1x16", "1x32", "1x64", "1x128", "1x256", "1x512", "4x128", "16x32", "8x64", "1x1024")
+MAX_ERROR = 0.006
+# From the product, keys are normed by every program: no use where there are more than this in a sequence.
+MAX_PRODUCT_LENGTH = 256
+SHARED_BYTES = 227 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A family's attention. rotates: whether its layers norm and rotate q and k."""
+
+    head_dim: int
+    num_heads: int
+    num_kv_heads: int
+    layers: int
+    rotates: bool
+
+    def spec(self, device: torch.device) -> AttentionSpec:
+        """Bidirectional, in bf16."""
+        heads = (self.num_heads, self.num_kv_heads, self.head_dim)
+        return AttentionSpec(*heads, self.head_dim**-0.5, False, torch.bfloat16, device)
+
+
+MODELS = (Model(128, 16, 8, 28, rotates=True), Model(64, 16, 16, 24, rotates=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One candidate. splits: partial sums of the product that it starts from; 0: from q, k and v."""
+
+    model: Model
+    num_seqs: int
+    length: int
+    plan: FlatPlan
+    splits: int
+    half_angles: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the batch."""
+        return self.num_seqs * self.length
+
+
+def plans(model: Model, num_tokens: int, length: int, from_product: bool) -> Iterator[FlatPlan]:
+    """What may be fast: programs for a good part of the GPU and not for many waves, tiles that get filled."""
+    group = model.num_heads // model.num_kv_heads
+    for heads, block_m, block_n, warps, stages in combinations(
+        {1, group}, (16, 32, 64, 128), (32, 64, 128), (4, 8), (1, 2, 3)
+    ):
+        tokens = block_m // heads
+        programs = -(-num_tokens // tokens) * (model.num_heads // heads)
+        met = min(num_tokens, length + tokens - 1 if length % tokens else max(length, tokens))
+        once = met <= block_n
+        if programs > 1056 or (programs < 64 and tokens > 16) or tokens > max(16, num_tokens):
+            continue
+        if block_n > max(32, 2 * met - 1) or (warps == 4) == (block_m == 128):
+            continue
+        if stages not in ((1, 2) if from_product else (2,) if once else (2, 3)):
+            continue
+        if from_product and (block_n == 128 and warps == 4):
+            continue  # spills
+        yield FlatPlan(block_m, block_n, heads, warps, stages)
+
+
+def jobs(model: Model, shape: str) -> Iterator[Job]:
+    """All candidates for a batch."""
+    num_seqs, length = (int(number) for number in shape.split("x"))
+    num_tokens = num_seqs * length
+    for plan in plans(model, num_tokens, length, from_product=False):
+        yield Job(model, num_seqs, length, plan, 0)
+    if model.rotates and length <= MAX_PRODUCT_LENGTH:
+        for plan in plans(model, num_tokens, length, from_product=True):
+            yield Job(model, num_seqs, length, plan, 1)
+            if num_tokens == 128:
+                yield Job(model, num_seqs, length, plan, 1, half_angles=True)
+            if num_tokens <= 128:
+                yield Job(model, num_seqs, length, plan, 2)
+
+
+def early_of(num_tokens: int) -> int:
+    """How kernels of such a forward are launched: as rose.kernels.early says, with built skinny_gemm."""
+    return 1 if num_tokens <= 64 else 2 if num_tokens <= 128 else 0
+
+
+class Tensors:
+    """A batch's product, parts of it and offsets. Products of partial sums keep their values when read."""
+
+    def __init__(self, model: Model, num_seqs: int, length: int, device: torch.device) -> None:
+        from rose.kernels.rope import QkRope, rope_table
+
+        self.spec = spec = model.spec(device)
+        num_tokens, self.length = num_seqs * length, length
+        heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
+        shape = (3, num_tokens, sum(heads) * spec.head_dim)
+        self.sums = torch.randn(shape, device=device).bfloat16()
+        self.qkv = self.sums[2]
+        self.q, self.k, self.v = torch.split(self.qkv.view(num_tokens, -1, spec.head_dim), heads, dim=1)
+        self.out = torch.empty_like(self.q, memory_format=torch.contiguous_format)
+        self.cu_seqlens = torch.arange(num_seqs + 1, dtype=torch.int32, device=device) * length
+        self.positions = (torch.arange(num_tokens, device=device) % length).int()
+        weight = torch.ones(2, spec.head_dim, dtype=torch.bfloat16, device=device)
+        table = rope_table(spec.head_dim, 1e6, 4096, device)
+        self.rope = QkRope(spec.num_heads, spec.num_kv_heads, spec.head_dim, 1e-6, weight, table)
+        self.half_rope = replace(self.rope, cos_sin=table.half())
+
+    def source(self, splits: int) -> torch.Tensor:
+        """The product, or that many partial sums of it."""
+        return self.sums[0] if splits == 1 else self.sums[:splits]
+
+    def run(self, job: Job) -> None:
+        """One layer's attention by a candidate."""
+        from rose.kernels.jit import flat_attention as jit
+
+        if job.splits:
+            rope = self.half_rope if job.half_angles else self.rope
+            jit.flat_attention_of_product(
+                self.source(job.splits), rope, self.cu_seqlens, self.spec, job.plan, self.out
+            )
+        else:
+            jit.flat_attention((self.q, self.k, self.v), self.cu_seqlens, self.spec, job.plan, self.out)
+
+
+def use_no_gpu() -> None:
+    """Of a process that only compiles."""
+    from triton.runtime.driver import driver
+
+    from rose.aot.build_triton import HopperDriver
+
+    driver.set_active(HopperDriver())
+
+
+def compile_job(job: Job) -> None:
+    """Put a candidate into Triton's disk cache; what fails to compile will raise when it is launched."""
+    from rose.kernels.early import Early, launching
+    from rose.kernels.jit.compile import compiling
+
+    with launching(Early(early_of(job.num_tokens))), compiling(1):
+        Tensors(job.model, job.num_seqs, job.length, torch.device("cpu")).run(job)
+
+
+def compile_all(wanted: list[Job], processes: int) -> None:
+    """Every candidate's variant once, before this process has a CUDA context that a child could inherit."""
+    unlike: dict[object, Job] = {}
+    for job in wanted:
+        key = (job.model, job.plan, job.splits, job.half_angles, job.num_seqs > 1, early_of(job.num_tokens))
+        unlike.setdefault(key, job)
+    say(f"{len(wanted)} candidates, {len(unlike)} variants")
+    started = time.perf_counter()
+    with multiprocessing.get_context("fork").Pool(processes, use_no_gpu) as pool:
+        pool.map(compile_job, unlike.values(), chunksize=4)
+    say(f"compiled in {time.perf_counter() - started:.1f} s")
+
+
+def measure(
+    model: Model, shape: str, candidates: list[Job], device: torch.device
+) -> Iterator[dict[str, Any]]:
+    """Rows of the result: the other backends, then the candidates."""
+    from rose.attention.backends import load_backends
+    from rose.attention.reference import reference_attention, relative_error
+    from rose.kernels.early import Early, launching
+    from rose.kernels.rope import qk_norm_rope
+    from rose.kernels.timing import graph_us
+
+    num_seqs, length = (int(number) for number in shape.split("x"))
+    tensors = Tensors(model, num_seqs, length, device)
+    spec, offsets = tensors.spec, list(range(0, num_seqs * length + 1, length))
+    base = {"head_dim": spec.head_dim, "shape": shape}
+
+    def timed(*kernels: Callable[[], None]) -> float:
+        def layers() -> None:
+            with launching(Early(early_of(num_seqs * length))):
+                for _ in range(model.layers):
+                    for enqueue in kernels:
+                        enqueue()
+
+        return round(graph_us(layers), 1)
+
+    def expected_of(source: torch.Tensor | None) -> torch.Tensor:
+        if source is not None:
+            full = torch.empty_like(tensors.qkv, dtype=torch.float32)
+            plain = source.float() if source.dim() == 3 else source.float().unsqueeze(0)
+            qk_norm_rope(plain.contiguous(), tensors.positions, tensors.rope, full)
+            heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
+            q, k, v = torch.split(full.view(len(full), -1, spec.head_dim), heads, dim=1)
+            return reference_attention(q, k, v, offsets, spec)
+        return reference_attention(tensors.q, tensors.k, tensors.v, offsets, spec)
+
+    def rotate(splits: int) -> None:
+        source = tensors.sums[:splits] if splits > 1 else tensors.qkv
+        qk_norm_rope(source, tensors.positions, tensors.rope, tensors.qkv)
+
+    expected: dict[int, torch.Tensor] = {0: expected_of(None)}
+    for name, backend in load_backends(spec).items():
+        backend.plan(tensors.cu_seqlens.cpu().numpy(), num_seqs * length, 0)
+
+        def attend(backend: Any = backend) -> None:
+            backend.forward(tensors.q, tensors.k, tensors.v, tensors.out, tensors.cu_seqlens, length)
+
+        attend()
+        error = relative_error(tensors.out, expected[0])
+        row: dict[str, Any] = {**base, "name": name, "us": timed(attend), "error": error}
+        if model.rotates:
+            kept = tensors.qkv.clone()
+            for splits in (1, 2) if num_seqs * length <= 128 else (1,):
+                row[f"with_rope_of_{splits}"] = timed(partial(rotate, splits), attend)
+            tensors.qkv.copy_(kept)
+        yield row
+    if model.rotates:
+        kept = tensors.qkv.clone()
+        for splits in (1, 2):
+            yield {**base, "name": f"rope of {splits}", "us": timed(partial(rotate, splits))}
+        tensors.qkv.copy_(kept)
+    for job in candidates:
+        if job.splits not in expected:
+            expected[job.splits] = expected_of(tensors.source(job.splits))
+        row = {**base, "name": "product" if job.splits else "flat", "splits": job.splits, **asdict(job.plan)}
+        row["half_angles"] = job.half_angles
+        try:
+            tensors.out.fill_(float("nan"))
+            with launching(Early(early_of(job.num_tokens))):
+                tensors.run(job)
+            row["error"] = error = relative_error(tensors.out, expected[job.splits])
+            row["us"] = timed(partial(tensors.run, job))
+            if model.rotates and not job.splits and error < MAX_ERROR:
+                kept = tensors.qkv.clone()
+                row["with_rope_of_1"] = timed(partial(rotate, 1), partial(tensors.run, job))
+                tensors.qkv.copy_(kept)
+        except Exception as error:  # too much shared memory, too many registers
+            row["failed"] = f"{type(error).__name__}: {str(error)[:200]}"
+        yield row
+
+
+def report(rows: list[dict[str, Any]], kept: int = 4) -> None:
+    """A table of the other backends and the best of each kind."""
+    groups: dict[tuple[object, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        if "us" in row:
+            key = (row["name"], row.get("splits", 0), row.get("half_angles", False))
+            groups.setdefault(key, []).append(row)
+    for (name, splits, half), found in groups.items():
+        for row in sorted(found, key=lambda row: row["us"])[:kept]:
+            rope = " ".join(f"{key[5:]} {row[key]}" for key in row if key.startswith("with_rope"))
+            plan = (
+                "m{block_m} n{block_n} h{heads} w{warps} s{stages}".format(**row) if "block_m" in row else ""
+            )
+            mark = "" if row.get("error", 0) < MAX_ERROR else " WRONG"
+            kind = f"{name}{f' of {splits}' if splits else ''}{' half' if half else ''}"
+            say(f"  {kind:>18} {row['us']:8.1f} {rope} {plan} {row.get('error', 0):.5f}{mark}")
+    for row in rows:
+        if "failed" in row:
+            say(f"  failed {row}")
+
+
+def main() -> None:
+    """Compile, measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--shape", action="append", help="sequences x length; repeatable")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="that compile")
+    parser.add_argument("--compile-only", action="store_true")
+    arguments = parser.parse_args()
+    batches = [(model, shape) for model in MODELS for shape in arguments.shape or SHAPES]
+    wanted = {(model, shape): list(jobs(model, shape)) for model, shape in batches}
+    compile_all([job for found in wanted.values() for job in found], arguments.processes)
+    if arguments.compile_only:
+        return
+    rows: list[dict[str, Any]] = []
+    for (model, shape), candidates in wanted.items():
+        started = time.perf_counter()
+        found = list(measure(model, shape, candidates, torch.device("cuda", 0)))
+        say(f"heads of {model.head_dim}, {shape}: {time.perf_counter() - started:.1f} s")
+        report(found)
+        rows += found
+        arguments.out.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
