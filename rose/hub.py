@@ -44,7 +44,7 @@ PICKLED = (
     "pytorch_model-*-of-*.bin",
     "[0-9]_*/pytorch_model.bin",
 )
-# BGE-M3's heads, which no format of its weights includes.
+# BGE-M3's heads, which are there as pickled state dicts only.
 HEADS = ("sparse_linear.pt", "colbert_linear.pt")
 HUB_TIMEOUT_S = 10.0
 OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -89,7 +89,8 @@ def wanted_files(files: list[str], load_format: str) -> list[str]:
     weights = [file for file in files if _matches(file, SAFETENSORS)]
     if load_format == "auto" and not any("/" not in file for file in weights):
         weights = [file for file in files if _matches(file, PICKLED)]
-    return small + weights + [file for file in files if _matches(file, HEADS)]
+    heads = [file for file in files if _matches(file, HEADS)] if load_format == "auto" else []
+    return small + weights + heads
 
 
 def _matches(file: str, patterns: tuple[str, ...]) -> bool:

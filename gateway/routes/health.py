@@ -57,7 +57,7 @@ class Info:
         describe: Callable[[], Mapping[str, object]],
     ) -> None:
         self._static = {
-            "model": msgspec.to_builtins(info),
+            "model": {**msgspec.to_builtins(info), "outputs": info.outputs},
             "served_model_names": model_names,
             "limits": {
                 "max_tokens": max_tokens(info),

@@ -49,12 +49,11 @@ class TokenHeads:
 
     def __call__(self, hidden: Tensor, tokens: Mapping[TokenOutput, Tensor]) -> None:
         """Write f32[T, W] of each wanted kind, from hidden [T, H]."""
-        if "hidden" in tokens:
-            hidden = tokens["hidden"].copy_(hidden)
+        x = tokens["hidden"].copy_(hidden) if "hidden" in tokens else hidden.float()
         for kind, (weight, bias) in self._layers.items():
             if kind not in tokens:
                 continue
-            out = torch.addmm(bias, hidden.float(), weight.t(), out=tokens[kind])
+            out = torch.addmm(bias, x, weight.t(), out=tokens[kind])
             if kind == "lexical":
                 torch.relu_(out)
             else:

@@ -150,6 +150,11 @@ async def test_tei_gives_words_and_all_tokens(m3: Served) -> None:
         np.testing.assert_array_equal(values, tokens_of(text, "hidden", 8))
 
 
+async def test_info_tells_what_can_be_asked_for(m3: Served, server: Served) -> None:
+    asked = [(await one.send("GET", "/info")).value["model"]["outputs"] for one in (m3, server)]
+    assert asked == [[DENSE, SPARSE, MULTI, "hidden"], [DENSE]]
+
+
 async def test_requests_for_different_outputs_share_a_batch(tokenizer: HuggingFaceTokenizer) -> None:
     engine = FakeEngine(info=INFO, service_s=0.05)
     async with serving(engine=engine, tokenizer=tokenizer) as server:

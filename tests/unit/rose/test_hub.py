@@ -167,3 +167,11 @@ def test_one_form_of_the_weights_is_chosen() -> None:
         "model.safetensors.index.json",
     ]
     assert wanted_files([*shards, "original/model.safetensors"], "auto") == shards
+
+
+def test_heads_over_tokens_come_with_the_weights() -> None:
+    heads = ["sparse_linear.pt", "colbert_linear.pt"]
+    listed = ["config.json", "pytorch_model.bin", "onnx/sparse_linear.pt", "optimizer.pt", *heads]
+    assert wanted_files(listed, "auto") == ["config.json", "pytorch_model.bin", *heads]
+    for load_format in ("dummy", "safetensors"):
+        assert wanted_files(listed, load_format) == ["config.json"]
