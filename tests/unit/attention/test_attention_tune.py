@@ -14,6 +14,8 @@ from rose.attention.backends import load_backends
 from rose.attention.base import AttentionSpec, BatchShape
 from rose.attention.policy import fastest, load_table
 from rose.attention.reference import reference_attention, relative_error
+from rose.attention.sdpa import SdpaAttention
+from rose.kernels.rope import QkRope, qk_norm_rope
 
 SPEC = AttentionSpec(4, 2, 32, 0.2, False, torch.float32, torch.device("cpu"))
 LENGTHS = (3, 0, 17, 1)
@@ -39,6 +41,22 @@ def test_the_reference_is_masked_dense_attention(causal: bool) -> None:
     assert out[total:].abs().max() == 0
 
 
+class FromProduct(SdpaAttention):
+    """Norms and rotates by itself; given q, k and v it would be wrong."""
+
+    def __init__(self) -> None:
+        super().__init__(SPEC)
+
+    def forward_product(
+        self, product: torch.Tensor, rope: QkRope, out: torch.Tensor, cu_seqlens: torch.Tensor
+    ) -> None:
+        qkv = product.clone()
+        positions = torch.arange(len(out), dtype=torch.int32) % 20
+        qk_norm_rope(product, positions, rope, qkv)
+        q, k, v = torch.split(qkv.view(len(out), -1, 32), [4, 2, 2], dim=1)
+        super().forward(q, k, v, out, cu_seqlens, 20)
+
+
 def test_torchs_own_backend_agrees_with_the_reference_on_strided_views() -> None:
     batch = tune.Batch(SPEC, 3, 20)
     assert not batch.q.is_contiguous()
@@ -46,6 +64,19 @@ def test_torchs_own_backend_agrees_with_the_reference_on_strided_views() -> None
     backend.plan(batch.host_cu_seqlens, batch.num_tokens, 0)
     batch.forward(backend)
     assert batch.error() < 1e-5
+
+
+def test_where_layers_rotate_that_is_part_of_the_batch() -> None:
+    """Whether it is a kernel of its own or the backend's part: in place, so only the first forward counts."""
+    batch = tune.Batch(SPEC, 3, 20, qkv=(8 * 32, 64, "sum"))
+    backend = load_backends(SPEC)["sdpa"]
+    backend.plan(batch.host_cu_seqlens, batch.num_tokens, 0)
+    for kind in (backend, FromProduct(), backend):
+        batch.restart()
+        batch.forward(kind)
+        assert batch.error() < 1e-5
+    batch.forward(backend)
+    assert batch.error() > tune.MAX_ERROR
 
 
 def test_a_wrong_result_shows_in_the_error_wherever_it_is() -> None:
