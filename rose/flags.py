@@ -53,6 +53,11 @@ def add_model_flags(group: Group) -> None:
 def add_engine_flags(group: Group) -> None:
     """How large batches may be, and what is spent on them."""
     defaults = EngineOptions()
+    _add_batch_flags(group, defaults)
+    _add_graph_flags(group, defaults)
+
+
+def _add_batch_flags(group: Group, defaults: EngineOptions) -> None:
     group.add_argument(
         "--max-model-len",
         metavar="TOKENS",
@@ -87,6 +92,9 @@ def add_engine_flags(group: Group) -> None:
         type=positive,
         help="CPU threads of one forward on the CPU; default: all that the process may use",
     )
+
+
+def _add_graph_flags(group: Group, defaults: EngineOptions) -> None:
     group.add_argument(
         "--capture",
         choices=("lazy", "all", "off"),

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import triton.language as tl
 
@@ -292,51 +292,78 @@ def parts_for(num_seqs: int, num_tokens: int, scratch_rows: int) -> int:
     return 1 << (max(wanted, 1).bit_length() - 1)
 
 
+class _Mean(NamedTuple):
+    """A pooling by mean. parts: programs a sequence, of which each writes a sum, unless there is only one."""
+
+    states: _Input
+    bounds: Tensor
+    outputs: Outputs
+    scratch: Tensor
+    parts: int
+
+    @property
+    def ends_at(self) -> int:
+        """Offsets are starts and ends at once, one apart; spans are all starts, then all ends."""
+        return 1 if self.bounds.dim() == 1 else self.bounds.shape[1]
+
+    @property
+    def int8(self) -> Tensor:
+        """Where quantised values go; any tensor if there are none."""
+        return self.outputs.vectors if self.outputs.int8 is None else self.outputs.int8
+
+
 def _launch_mean(states: _Input, bounds: Tensor, outputs: Outputs, scratch: Tensor) -> None:
+    parts = parts_for(len(outputs.vectors), states.residual.shape[0], len(scratch))
+    mean = _Mean(states, bounds, outputs, scratch, parts)
+    _launch_sums(mean)
+    if parts > 1:
+        _launch_finish(mean)
+
+
+def _launch_sums(mean: _Mean) -> None:
+    states, outputs = mean.states, mean.outputs
     num_seqs, hidden = outputs.vectors.shape
-    # Offsets are starts and ends at once, one apart; spans are all starts, then all ends.
-    ends_at = 1 if bounds.dim() == 1 else bounds.shape[1]
-    num_tokens = states.residual.shape[0]
-    parts = parts_for(num_seqs, num_tokens, len(scratch))
-    block = block_of(hidden)
+    num_tokens, block = states.residual.shape[0], block_of(hidden)
     tile = _SHORT_TILE if num_tokens <= _SHORT_TOKENS else _TILE
-    int8 = outputs.vectors if outputs.int8 is None else outputs.int8
     launch(
         _sum_parts,
-        (num_seqs, parts),
+        (num_seqs, mean.parts),
         states.x,
         states.residual,
         states.weight,
-        bounds,
-        outputs.vectors if parts == 1 else scratch,
-        int8,
-        ends_at,
+        mean.bounds,
+        outputs.vectors if mean.parts == 1 else mean.scratch,
+        mean.int8,
+        mean.ends_at,
         num_tokens,
         states.eps,
         SPLITS=splits_of(states.x),
         NORM=states.last is not None,
-        WHOLE=parts == 1,
+        WHOLE=mean.parts == 1,
         QUANTIZE=outputs.int8 is not None,
         HIDDEN=hidden,
         BLOCK=block,
         ROWS=max(tile // block, 1),
         num_warps=8 if tile == _SHORT_TILE else warps_for(block),
     )
-    if parts == 1:
-        return
-    most = _FEW_PARTS if parts <= _FEW_PARTS else _MAX_PARTS
-    columns = min(block, _FINISH_ELEMENTS // most)
+
+
+def _launch_finish(mean: _Mean) -> None:
+    outputs = mean.outputs
+    num_seqs, hidden = outputs.vectors.shape
+    most = _FEW_PARTS if mean.parts <= _FEW_PARTS else _MAX_PARTS
+    columns = min(block_of(hidden), _FINISH_ELEMENTS // most)
     launch(
         _finish_mean,
         (num_seqs, ceil_div(hidden, columns)),
-        scratch,
-        bounds,
-        states.weight,
+        mean.scratch,
+        mean.bounds,
+        mean.states.weight,
         outputs.vectors,
-        int8,
-        ends_at,
-        parts,
-        NORM=states.last is not None,
+        mean.int8,
+        mean.ends_at,
+        mean.parts,
+        NORM=mean.states.last is not None,
         QUANTIZE=outputs.int8 is not None,
         HIDDEN=hidden,
         BLOCK=columns,
