@@ -31,6 +31,7 @@ class ClientPatience:
     idle_s: float = 75.0
 
 
+_HEAD_END = b"\r\n\r\n"
 CLIENT_PATIENCE = web.AppKey("client_patience", ClientPatience)
 
 
@@ -63,12 +64,19 @@ class Connection(RequestHandler):
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came. Whole heads, which are all but a few, cost two comparisons."""
+        """Bytes came. A head is parsed by itself: aiohttp forgets it if what is behind it is broken."""
+        end = data.find(_HEAD_END, 0, self.max_field_size) + len(_HEAD_END)
+        if len(_HEAD_END) <= end < len(data):
+            self._parse(data[:end])
+            data = data[end:]
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
         seen = self._request_count
         super().data_received(data)
         if self._request_count != seen:
             self._stop_head_timer()
-            if self._current_request is not None:
+            if self._current_request is not None or len(self._messages) > 1:
                 self._end_body()
         elif self._head_timer is None and self._waiter is not None and not self._waiter.done():
             self._head_timer = self._loop.call_later(self._patience.head_s, self._give_up_head)
@@ -123,13 +131,16 @@ class Connection(RequestHandler):
             self.transport.abort()
 
     def _end_body(self) -> None:
-        """If the message behind the one that is worked on is no HTTP, the rest of its body never comes.
+        """If the last message is no HTTP, the rest of the body before it never comes.
 
         aiohttp tells nobody, and who reads the body would wait until its time is over.
         """
-        request, (message, _) = self._current_request, self._messages[-1]
-        if request is None or not isinstance(message, _ErrInfo) or request.content.is_eof():
+        *before, (message, _) = self._messages
+        body = before[-1][1] if before else None
+        if body is None and self._current_request is not None:
+            body = self._current_request.content
+        if body is None or body.is_eof() or not isinstance(message, _ErrInfo):
             return
         error = web.RequestPayloadError(message.message)
         error.__cause__ = message.exc
-        request.content.set_exception(error)
+        body.set_exception(error)

@@ -119,20 +119,22 @@ async def test_a_client_that_waits_for_100_gets_it_and_then_its_answer(server: S
 HEAD = b"POST /embed HTTP/1.1\r\nHost: x\r\nx-request-id: mine\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
+@pytest.mark.parametrize("packets", [1, 2])
 @pytest.mark.parametrize(
     "chunks", [b"5\r\nabc\r\nzz\r\n", b"zz\r\nabc\r\n", b"f" * 30 + b"\r\nabc", b"-1\r\n\r\n"]
 )
 async def test_a_broken_body_behind_its_head_is_told_at_once_in_the_words_of_the_route(
-    server: Served, chunks: bytes
+    server: Served, caplog: pytest.LogCaptureFixture, chunks: bytes, packets: int
 ) -> None:
     """aiohttp's parser fails where nobody waits; who waits would do so until the body's time is over."""
-    raw = await ask(server, HEAD, chunks)
+    raw = await ask(server, *((HEAD, chunks) if packets == 2 else (HEAD + chunks,)))
     assert (raw.status, raw.headers["x-request-id"], raw.headers["connection"]) == (422, "mine", "close")
     error = json.loads(raw.body)
     assert error["error_type"] == "Validation"
     assert error["error"].startswith("the body cannot be read: ")
     assert "\n" not in error["error"]
     await until(lambda: server.connections == 0)
+    assert not caplog.records
     await server.assert_works()
 
 
@@ -184,3 +186,11 @@ async def test_offers_to_upgrade_are_passed_over(server: Served, protocol: str) 
         writer.write(head.encode() + body)
         assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
         writer.close()
+
+
+async def test_a_good_request_is_answered_whatever_comes_behind_it(server: Served) -> None:
+    body = b'{"input": [5, 6, 7]}'
+    head = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    for good in (b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", head + body):
+        raw = await ask(server, good + b"BREW /pot HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert raw.status == 200
