@@ -13,6 +13,7 @@ import torch
 from rose.attention.backends import load_backends
 from rose.attention.base import AttentionBackend
 from rose.config import ModelConfig, load_config
+from rose.configs.rope import YarnScaling
 from rose.device_batch import DeviceBatch, Outputs
 from rose.kernels.early import Early
 from rose.models import qwen3
@@ -101,6 +102,23 @@ def test_near_the_fp32_reference(loaded, lengths, padded_to):
     if outputs.int8 is not None:
         exact = torch.tanh(outputs.vectors) * 127
         assert (outputs.int8.float() - exact).abs().max() <= 0.51
+
+
+# One kernel rotates up to 512 rows, as a rule a product's epilogue above.
+@pytest.mark.parametrize(
+    ("lengths", "padded_to"), [([9, 40], 64), ([100, 300], 448), ([4000, 500], 4608), ([1024] * 4, 4096)]
+)
+def test_yarn_below_and_above_the_trained_length(loaded, lengths, padded_to):
+    """cos and sin carry its attention factor wherever they are read."""
+    yarn = YarnScaling(4.0, 1024, slow_turns=1.0, fast_turns=32.0, attention_factor=1.14, truncate=True)
+    config = replace(loaded.model.config, rope_scaling=yarn)
+    model = Qwen3Model(config, loaded.weights, torch.bfloat16, torch.device("cuda"), MAX_TOKENS)
+    sequences = _sequences(config, lengths)
+    vectors = _run(replace(loaded, model=model), sequences, padded_to).vectors[: len(lengths)]
+    expected = reference_vectors(config, loaded.weights, sequences, device="cuda")
+    assert _cosines(vectors, expected).min() >= 0.999
+    plain = reference_vectors(loaded.model.config, loaded.weights, sequences, device="cuda")
+    assert _cosines(vectors, plain).min() < _cosines(vectors, expected).min()
 
 
 def test_packed_as_alone(loaded):
