@@ -9,8 +9,7 @@ Of each shape:
   graph are still in the processor's caches. Where that is far below the rest, caches are what is paid for.
 - "launch": µs of the graph launch alone, back to back, after 5 ms of sleep, and behind one that still runs.
   "flags N": the same graph instantiated by ourselves with these flags (torch gives 1 and 8).
-- "kinds": of each kind of kernel how many nodes there are, bytes of arguments each, programmatic edges into
-  it, and µs to launch a graph of these nodes alone. "plain edges": all nodes, without programmatic edges.
+- "kinds": what the graph is made of; see graph_kinds.py.
 - "variants": the launch without fused products, and with every other attention backend.
 One that fails says so in the place of its figures.
 """
@@ -25,8 +24,7 @@ import json
 import math
 import sys
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,6 +37,7 @@ from cuda.bindings import driver
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
+from graph_kinds import attempt, kinds_of, launch_us  # noqa: E402
 from step import batch_of, microseconds  # noqa: E402
 
 from cuda_utils import completion  # noqa: E402
@@ -76,7 +75,6 @@ PARTS: tuple[tuple[str, type, str], ...] = (
     ("  launched", StagingRing, "launched"),
 )
 SLEEP_S = 0.005
-LAUNCHES = 60
 
 
 _Graph = torch.cuda.CUDAGraph
@@ -166,7 +164,6 @@ async def parts_of(engine: GraphEngine, batch: RaggedBatch, rounds: int) -> dict
 async def parts_at_once(engine: GraphEngine, batch: RaggedBatch, rounds: int) -> dict[str, Any]:
     """Of the second of two steps launched together: all that it touches is in the processor's caches."""
     plain = []
-    times: dict[str, list[float]] = {}
     for _ in range(rounds):
         first = engine.step(batch)
         started = time.perf_counter()
@@ -174,10 +171,12 @@ async def parts_at_once(engine: GraphEngine, batch: RaggedBatch, rounds: int) ->
         plain.append(time.perf_counter() - started)
         await first
         await second
-        with timed_parts(times):
+    times: dict[str, list[float]] = {}
+    with timed_parts(times):
+        for _ in range(rounds):
             first, second = engine.step(batch), engine.step(batch)
-        await first
-        await second
+            await first
+            await second
     return summary(plain, {name: seconds[1::2] for name, seconds in times.items()})
 
 
@@ -197,21 +196,6 @@ def entry_of(engine: GraphEngine, batch: RaggedBatch) -> tuple[GraphKey, Any]:
     return key, entry.graph
 
 
-def launch_us(executable: Any, before: Callable[[], None] = lambda: None) -> float:
-    """Microseconds on the host of one launch on the idle current stream, p50. before: done between them."""
-    stream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
-    check(driver.cuGraphUpload(executable, stream), "cuGraphUpload")
-    times = []
-    for _ in range(LAUNCHES):
-        before()
-        started = time.perf_counter()
-        error = driver.cuGraphLaunch(executable, stream)
-        times.append(time.perf_counter() - started)
-        check(error, "cuGraphLaunch")
-        check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
-    return microseconds(times[5:])["p50_us"]
-
-
 def launches(graph: Any) -> dict[str, float]:
     """The launch of a captured forward on an idle device, alone and not."""
     executable = driver.CUgraphExec(int(graph._executable._handle))
@@ -229,85 +213,6 @@ def launches(graph: Any) -> dict[str, float]:
         ours = check(driver.cuGraphInstantiate(graph._graph.raw_cuda_graph(), flags), "cuGraphInstantiate")
         report[f"flags {flags}"] = launch_us(ours)
         driver.cuGraphExecDestroy(ours)
-    return report
-
-
-def nodes_of(graph: Any) -> list[Any]:
-    """The nodes of a cudaGraph_t, in the order of their capture."""
-    count = driver.cuGraphGetNodes(graph, 0)[-1]
-    return list(driver.cuGraphGetNodes(graph, count)[1])
-
-
-def kernel_name(parameters: Any) -> str:
-    """Of a kernel node, cut: templates have names of kilobytes."""
-    if int(parameters.func):
-        name = check(driver.cuFuncGetName(parameters.func), "cuFuncGetName")
-    else:
-        name = check(driver.cuKernelGetName(parameters.kern), "cuKernelGetName")
-    return str(name.decode())[:60]
-
-
-def argument_bytes(parameters: Any) -> int:
-    """Of a kernel node."""
-    size = 0
-    for index in range(256):
-        if int(parameters.func):
-            error, offset, nbytes = driver.cuFuncGetParamInfo(parameters.func, index)
-        else:
-            error, offset, nbytes = driver.cuKernelGetParamInfo(parameters.kern, index)
-        if error:
-            break
-        size = offset + nbytes
-    return size
-
-
-def chain_us(nodes: Sequence[Any]) -> float:
-    """Microseconds to launch a graph of copies of these kernel nodes, one after another by plain edges."""
-    graph = check(driver.cuGraphCreate(0), "cuGraphCreate")
-    last: list[Any] = []
-    for node in nodes:
-        parameters = check(driver.cuGraphKernelNodeGetParams(node), "cuGraphKernelNodeGetParams")
-        copy = check(driver.cuGraphAddKernelNode(graph, last, len(last), parameters), "cuGraphAddKernelNode")
-        check(driver.cuGraphKernelNodeCopyAttributes(copy, node), "cuGraphKernelNodeCopyAttributes")
-        last = [copy]
-    executable = check(driver.cuGraphInstantiate(graph, 0), "cuGraphInstantiate")
-    try:
-        return launch_us(executable)
-    finally:
-        driver.cuGraphExecDestroy(executable)
-        driver.cuGraphDestroy(graph)
-
-
-def programmatic_edges(graph: Any) -> Counter[int]:
-    """Edges of programmatic dependent launch, by the node they lead to."""
-    count = driver.cuGraphGetEdges(graph, 0)[-1]
-    _, _, into, edges, _ = driver.cuGraphGetEdges(graph, count)
-    return Counter(int(node) for node, edge in zip(into, edges, strict=False) if int(edge.type))
-
-
-def kinds_of(kept: torch.cuda.CUDAGraph) -> dict[str, Any]:
-    """What the graph of a forward is made of, and what each kind of kernel costs to launch."""
-    graph = driver.CUgraph(kept.raw_cuda_graph())
-    kinds: dict[str, list[Any]] = {}
-    others: Counter[str] = Counter()
-    sizes: dict[str, int] = {}
-    for node in nodes_of(graph):
-        of_type = check(driver.cuGraphNodeGetType(node), "cuGraphNodeGetType")
-        if of_type != driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
-            others[str(of_type)] += 1
-            continue
-        parameters = check(driver.cuGraphKernelNodeGetParams(node), "cuGraphKernelNodeGetParams")
-        name = kernel_name(parameters)
-        kinds.setdefault(name, []).append(node)
-        sizes[name] = argument_bytes(parameters)
-    early = attempt(lambda: programmatic_edges(graph))
-    report: dict[str, Any] = {"others": dict(others)}
-    for name, nodes in kinds.items():
-        edges = sum(early[int(node)] for node in nodes) if isinstance(early, Counter) else early
-        us = attempt(functools.partial(chain_us, nodes))
-        report[name] = {"nodes": len(nodes), "bytes": sizes[name], "early": edges, "us": us}
-    kernels = [node for node in nodes_of(graph) if any(node in nodes for nodes in kinds.values())]
-    report["plain edges"] = {"nodes": len(kernels), "us": attempt(lambda: chain_us(kernels))}
     return report
 
 
@@ -332,14 +237,6 @@ def variants_of(engine: GraphEngine, batch: RaggedBatch) -> dict[str, Any]:
             report["no fused products"] = attempt(captured_anew)
     report["as served"] = attempt(captured_anew)
     return report
-
-
-def attempt(measure: Callable[[], Any]) -> Any:
-    """What it measures, or what it raised: the rest is measured all the same."""
-    try:
-        return measure()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
 
 
 async def measure(engine: GraphEngine, rounds: int) -> dict[str, Any]:
