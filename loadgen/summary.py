@@ -16,6 +16,10 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 # A quantile q wants this many samples beyond it: 10 / (1 - q) in all.
 SAMPLES_BEYOND = 10
 BUSY_CLIENT = 0.8
+# More failures than these hide what a p99 would have shown.
+MANY_FAILED = 0.005
+# An open loop that gets less than this share of its work done is beyond what the server can do.
+KEPT_UP, FEW = 0.95, 100
 MAX_SLICES = 120
 LATE_SENDS_MS = 1.0
 
@@ -131,7 +135,10 @@ def summarise(run: StreamRun) -> StreamSummary:
         errors=dict(kinds),
         client_cpu=cpu,
         server_ms=_server_split(np.concatenate([r.server_ms[w] for r, w in pairs])),
-        warnings=_warnings(run, cpu, send_lag, len(response)),
+        warnings=[
+            *_warnings(run, cpu, send_lag, len(response)),
+            *_biases(run, len(response), kinds.total() + rejected, float(items[0]) * window_s),
+        ],
     )
 
 
@@ -207,6 +214,21 @@ def _warnings(run: StreamRun, cpu: list[float], send_lag: Latency | None, sample
         )
     if not samples:
         found.append("no request was answered in the window")
+    return found
+
+
+def _biases(run: StreamRun, answered: int, failed: int, done: float) -> list[str]:
+    """Where the quantiles say less than they seem to. done: requests' worth of work in the window."""
+    found, due = [], answered + failed
+    if failed > MANY_FAILED * due:
+        found.append(
+            f"{failed / due:.1%} of the requests got no vectors, and the quantiles are of the others"
+        )
+    if run.stream.is_open and run.stream.trace is None and due >= FEW and done < KEPT_UP * due:
+        found.append(
+            f"{done:.0f} of {due} requests' work was done in time: the queue grew, and with it all latencies,"
+            " for as long as this was measured"
+        )
     return found
 
 

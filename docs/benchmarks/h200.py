@@ -49,8 +49,8 @@ ARTICLE = (
     # A request takes 5 s: the queue is full after one of them.
     Job("throughput-4096", "throughput", "--lengths 4096 --duration 15 --warmup 6 --max-warmup 7"),
     Job("concurrency", "concurrency", "--in-flight 1,2,4,8,16 --duration 4 --warmup 0.5 --max-warmup 3"),
-    # 100 queries a second for 10 s.
-    Job("mixed", "mixed", "--duration 10 --warmup 1.5"),
+    # 100 queries a second, give or take a few in a hundred.
+    Job("mixed", "mixed", "--duration 11 --warmup 1.5"),
     Job("open", "open", "--arrivals poisson --loads 50,80,100 --duration 7 --warmup 1 --max-warmup 3"),
     Job("text", "concurrency", "--in-flight 1,4,16 --duration 4 --warmup 0.5 --max-warmup 3", text=True),
     Job("concurrency-more", "concurrency", "--in-flight 32,64 --duration 4 --warmup 0.5 --max-warmup 3"),

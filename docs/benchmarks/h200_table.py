@@ -153,7 +153,7 @@ def _cells(row: Row, case: CaseResult | None, config: ModelConfig) -> Iterator[s
     yield _shown(row.baseline)
     better = row.times_better(value) if value is not None else None
     yield "–" if better is None else f"{better:.1f}"
-    share = None if stream is None or value is None or row.figure == "p99" else _share(stream, config)
+    share = _share(stream, row.figure, value, config) if stream is not None and value is not None else None
     yield "–" if share is None else f"{share:.0%}"
     yield f"{1 - case.check.deviation:.5f}" if case is not None and case.check is not None else "–"
 
@@ -165,13 +165,14 @@ def _figure(stream: StreamSummary, name: str) -> float | None:
     return stream.response.told().get(name)
 
 
-def _share(stream: StreamSummary, config: ModelConfig) -> float | None:
-    """The floor of all that is under way together, times how often a second that is done."""
+def _share(stream: StreamSummary, figure: str, value: float, config: ModelConfig) -> float | None:
+    """The floor of all that is under way together, over the time it took: the median's, or by the rate."""
     batch, _, length = stream.shape.partition("×")
-    if stream.rate is not None or not length.isdigit():
+    if stream.rate is not None or figure == "p99" or not length.isdigit() or not value:
         return None
     together = int(batch) * stream.in_flight
-    return floor_s(config, together, int(length)) * stream.embeddings_per_s / together
+    took_s = value / 1e3 if figure == "p50" else together / stream.embeddings_per_s
+    return floor_s(config, together, int(length)) / took_s
 
 
 def _shown(value: float | None) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 from aiohttp import web
 from tokenizers import Tokenizer
 
@@ -24,10 +25,25 @@ from rose.batch import Int32
 from rose.config import load_config
 from rose.model_source import resolve
 from rose.reference import reference_vectors
-from rose.weights import dummy_weights, open_weights
+from rose.weights import WeightSource, dummy_weights, open_weights
 
 STARTED_S = time.perf_counter()
 MAX_BODY_BYTES = 2**26
+
+
+class Kept:
+    """Every tensor of `weights` read once, and not once a request."""
+
+    def __init__(self, weights: WeightSource, device: str) -> None:
+        self._weights = weights
+        self._device = device
+        self._read: dict[str, torch.Tensor] = {}
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """See WeightSource.tensor; fp32, on the device."""
+        if name not in self._read:
+            self._read[name] = self._weights.tensor(name, shape).to(self._device, torch.float32)
+        return self._read[name]
 
 
 class Reference:
@@ -38,7 +54,8 @@ class Reference:
         self._config = load_config(folder)
         if self._config.task != "embed" or self._config.dense:
             raise SystemExit(f"{model}: the reference gives pooled vectors, without scores or Dense modules")
-        self._weights = dummy_weights(self._config, seed, device) if dummy else open_weights(folder)
+        weights = dummy_weights(self._config, seed, device) if dummy else open_weights(folder)
+        self._weights = Kept(weights, device)
         self._device = device
         path = tokenizer or folder / "tokenizer.json"
         path = path / "tokenizer.json" if path.is_dir() else path

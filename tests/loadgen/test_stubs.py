@@ -76,7 +76,8 @@ def test_four_processes_add_up(load: Load) -> None:
     with Stub(Script(delay_s=0.1)) as stub:
         stream = load.only("throughput", "--url", stub.url, "--batches", "10", "--duration", "1.5")
     assert (stream.processes, len(stream.client_cpu)) == (4, 4)
-    assert stream.embeddings_per_s == pytest.approx(4 * 10 / 0.1, rel=0.25)
+    # 400 at most; one process alone would have 100. Low, since the machine may have other work.
+    assert 150 < stream.embeddings_per_s < 420
 
 
 def test_a_stall_of_the_server_shows_in_the_p99_of_an_open_loop(load: Load) -> None:
@@ -91,6 +92,14 @@ def test_a_stall_of_the_server_shows_in_the_p99_of_an_open_loop(load: Load) -> N
     assert stream.send_lag is not None and stream.rate == 100.0
     assert max(moment.p99 for moment in stream.timeline) == pytest.approx(stream.response.max, rel=0.2)
     assert ", response |" in load.out and ", service |" in load.out
+    assert not any("queue grew" in warning for warning in stream.warnings), "it caught up"
+
+
+def test_a_rate_that_no_server_could_serve_is_said_to_be_one(load: Load) -> None:
+    with Stub(Script(stall_at=40, stall_s=1.2)) as stub:
+        flags = ("--rate", "200", "--arrivals", "constant", "--duration", "1", "--url", stub.url)
+        stream = load.only("open", *flags)
+    assert any("queue grew" in warning for warning in stream.warnings)
 
 
 def test_an_open_loop_measures_the_maximum_first(load: Load) -> None:
@@ -98,7 +107,8 @@ def test_an_open_loop_measures_the_maximum_first(load: Load) -> None:
         flags = ("--loads", "10", "--arrivals", "poisson", "--duration", "1", "--url", stub.url)
         maximum, tenth = (case.streams[0] for case in load("open", *flags).cases)
     assert maximum.in_flight == 64
-    assert maximum.requests_per_s == pytest.approx(640, rel=0.4)
+    # 64 every 100 ms at most, and far more than one at a time.
+    assert 160 < maximum.requests_per_s < 670
     assert tenth.rate == pytest.approx(maximum.requests_per_s / 10)
     assert tenth.response.count == pytest.approx(tenth.rate, rel=0.5)
 
@@ -109,6 +119,7 @@ def test_refusals_are_counted_apart(load: Load) -> None:
     assert load.status == 0
     assert stream.rejected == pytest.approx(stream.service.count / 2, rel=0.3)
     assert stream.errors == {}
+    assert any("got no vectors" in warning for warning in stream.warnings)
     # What was refused took next to no time; were it mixed in, a third would be below the delay.
     assert stream.distributions["service"].curve[0][0] >= 10.0
 
