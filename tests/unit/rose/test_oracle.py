@@ -71,6 +71,22 @@ def test_agrees_with_ours(tmp_path: Path, family: str) -> None:
     assert least_cosine(run(model, sequences).vectors, theirs) >= 0.99999
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+def test_odd_inputs(tmp_path: Path, family: str, pooling: str) -> None:
+    """Special ids and nothing else, one id all along, single tokens, and as many as the model takes."""
+    folder = save_oracle(tmp_path, FAMILIES[family], pooling)
+    if family == "pplx":
+        edit(folder, **PPLX)
+    model = our_model(folder)
+    longest = model.config.max_model_len
+    repeated = [np.full(length, token, np.int32) for token in (0, 2, 100) for length in (1, 3, longest)]
+    sequences = repeated + random_sequences(model.config, [1, longest, 2, longest - 1])
+    oracle = TransformersOracle(folder, model.config)
+    theirs = torch.from_numpy(np.stack([oracle.output(ids) for ids in sequences]))
+    assert least_cosine(run(model, sequences).vectors, theirs) >= 0.99999
+
+
 def test_nomics_own_spelling(tmp_path: Path) -> None:
     """As its config.json was published first, which transformers reads as a model of its default sizes."""
     folder = save_oracle(tmp_path, FAMILIES["nomic"])

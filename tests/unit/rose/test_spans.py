@@ -10,13 +10,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertModel, Qwen3Config, Qwen3Model
+from sentence_transformers.base.modules.dense import Dense
+from transformers import (
+    BertConfig,
+    BertModel,
+    Gemma3TextConfig,
+    Gemma3TextModel,
+    ModernBertConfig,
+    ModernBertModel,
+    NomicBertConfig,
+    NomicBertModel,
+    Qwen3Config,
+    Qwen3Model,
+)
 
 from rose.batch import Int32, RaggedBatch
 from rose.engine import load_engine
 from rose.engine_options import EngineOptions
 from rose.errors import StepError
 from rose.limits import StepLimits
+from tests.unit.rose.parity import add_modules, oracle_hidden, pooling_config, resized, save_oracle
 
 CHUNKS = [(0, 5), (6, 7), (8, 20), (20, 20), (0, 20), (3, 9)]
 
@@ -91,6 +104,43 @@ def test_a_span_is_the_mean_of_its_tokens_within_the_whole(tmp_path: Path, make:
         assert not result.int8[3].any()
         assert np.abs(result.int8[0] - np.round(np.tanh(stacked[0].numpy()) * 127)).max() <= 1
     assert engine.info.chunk_separator == (100 if make is _context else None)
+
+
+def _encoders() -> dict[str, Any]:
+    windows: dict[str, Any] = {"local_attention": 16, "cls_token_id": 2}
+    gemma: dict[str, Any] = {"num_key_value_heads": 1, "head_dim": 24, "sliding_window": 16}
+    return {
+        "nomic": NomicBertModel(resized(NomicBertConfig)),
+        "modernbert": ModernBertModel(resized(ModernBertConfig, **windows)),
+        "gemma": Gemma3TextModel(resized(Gemma3TextConfig, use_bidirectional_attention=True, **gemma)),
+    }
+
+
+@pytest.mark.parametrize("family", _encoders())
+def test_spans_of_encoders_with_windows_and_a_dense_module(tmp_path: Path, family: str) -> None:
+    """Each span's mean goes through what follows the pooling, as a sequence's does."""
+    model, rng = _encoders()[family], np.random.default_rng(0)
+    folder = save_oracle(tmp_path, model)
+    dense = Dense(60, 20)
+    add_modules(folder, {"1_Pooling": pooling_config("mean", 60), "2_Dense": {}})
+    dense.save(str(folder / "2_Dense"))
+    sequences = [rng.integers(2, 100, length, dtype=np.int32) for length in (40, 7, 90)]
+    parts = [spans((0, 9), (9, 40)), spans((6, 7)), spans((0, 90), (30, 31))]
+    engine = load_engine(folder, EngineOptions(device="cpu", num_threads=1), dummy=False, model_name="m")
+    try:
+        vectors = engine.step(RaggedBatch.pack(sequences, None, parts)).result().vectors
+    finally:
+        engine.close()
+    means = torch.stack(
+        [
+            oracle_hidden(model, ids)[start:end].mean(0)
+            for ids, own in zip(sequences, parts, strict=True)
+            for start, end in own.tolist()
+        ]
+    )
+    with torch.no_grad():
+        expected = dense({"sentence_embedding": means})["sentence_embedding"]
+    np.testing.assert_allclose(vectors, expected.numpy(), atol=1e-4)
 
 
 def test_packing_moves_spans_to_their_sequences() -> None:
