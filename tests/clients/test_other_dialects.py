@@ -44,6 +44,9 @@ def test_cohere_v2(server: Server) -> None:
     check_exact(answer.embeddings.float_)
     check_vectors(answer.embeddings.int8, tolerance=0.02)
     assert {len(row) for row in answer.embeddings.ubinary} == {48}
+    inputs = [cohere.EmbedInput(content=[cohere.TextEmbedContent(text=text)]) for text in TEXTS]
+    answer = client.embed(inputs=inputs, model=MODEL, input_type="search_document", embedding_types=["float"])
+    check_exact(answer.embeddings.float_)
     ranked = client.rerank(model=MODEL, query=EATING, documents=DOCUMENTS, top_n=2)
     check_ranks([(result.index, result.relevance_score) for result in ranked.results], 2)
 
