@@ -12,8 +12,12 @@ Source: quack-kernels 0.6.5, epilogue/library.py (swiglu_mod, rms_partial_epi, q
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from rose.aot.cute import link_cute, the_object
 from rose.aot.products import HEAD_DIM, HEAD_EPS, Epilogue, ProductKernel
@@ -21,30 +25,52 @@ from rose.aot.products import HEAD_DIM, HEAD_EPS, Epilogue, ProductKernel
 _ROWS, _WIDTH = 4096, 1024
 
 
-def epilogue_of(name: Epilogue) -> Any:
-    """QuACK's epilogue object."""
-    from quack.activation import gelu_erf, swiglu
+def swiglu_epilogue() -> Any:
+    """silu of the even columns times the odd ones."""
+    from quack.activation import swiglu
     from quack.epilogue.frontend import gemm_epilogue
-    from quack.epilogue.head_rmsnorm import HeadRstd
-    from quack.epilogue.math import pack, unpack
-    from quack.epilogue.ops import ColVecLoad, ColVecReduce, RowVecLoad
-    from quack.epilogue.rotary import rotary_cos_sin_load
-
-    scale = ColVecLoad("scale")
+    from quack.epilogue.math import unpack
 
     @gemm_epilogue(outputs=("out",), mode="acc_pair")
     def fused_swiglu(acc):
         gate, up = unpack(acc)
         return {"out": swiglu(gate, up)}
 
-    @gemm_epilogue(outputs=("out",), ops={"scale": scale}, mode="acc_pair")
+    return fused_swiglu
+
+
+def scaled_swiglu_epilogue() -> Any:
+    """The same of rows times their scale."""
+    from quack.activation import swiglu
+    from quack.epilogue.frontend import gemm_epilogue
+    from quack.epilogue.math import unpack
+    from quack.epilogue.ops import ColVecLoad
+
+    @gemm_epilogue(outputs=("out",), ops={"scale": ColVecLoad("scale")}, mode="acc_pair")
     def fused_scaled_swiglu(acc, scale):
         gate, up = unpack(acc * scale)
         return {"out": swiglu(gate, up)}
 
+    return fused_scaled_swiglu
+
+
+def gelu_epilogue() -> Any:
+    """The exact form, of the product and a bias."""
+    from quack.activation import gelu_erf
+    from quack.epilogue.frontend import gemm_epilogue
+    from quack.epilogue.ops import RowVecLoad
+
     @gemm_epilogue(ops={"bias": RowVecLoad("bias")})
     def fused_gelu(acc, bias):
         return {"D": gelu_erf(acc + bias)}
+
+    return fused_gelu
+
+
+def residual_epilogue() -> Any:
+    """The residual stream, what the next product takes of it, and sums of its squares."""
+    from quack.epilogue.frontend import gemm_epilogue
+    from quack.epilogue.ops import ColVecReduce, RowVecLoad
 
     @gemm_epilogue(
         outputs=("stream",),
@@ -55,23 +81,30 @@ def epilogue_of(name: Epilogue) -> Any:
         total = acc + c
         return {"D": total * weight, "stream": total, "sums": (total, total)}
 
+    return fused_residual
+
+
+def rope_epilogue() -> Any:
+    """Columns of value heads have weight 0 and keep 1: they are scaled, neither normed nor rotated."""
+    from quack.epilogue.frontend import gemm_epilogue
+    from quack.epilogue.head_rmsnorm import HeadRstd
+    from quack.epilogue.math import pack, unpack
+    from quack.epilogue.ops import ColVecLoad, RowVecLoad
+    from quack.epilogue.rotary import rotary_cos_sin_load
+
     def squares(acc, scale):
         scaled = acc * scale
         return {"norm": scaled * scaled}
 
-    # Columns of value heads have weight 0 and keep 1: they are scaled, neither normed nor rotated.
-    @gemm_epilogue(
-        ops={
-            "angles": rotary_cos_sin_load("angles"),
-            "norm": HeadRstd("norm", eps=HEAD_EPS),
-            "weight": RowVecLoad("weight"),
-            "keep": RowVecLoad("keep"),
-            "scale": scale,
-        },
-        prepass=squares,
-        prepass_outs=("norm",),
-        mode="acc_pair",
-    )
+    operands = {  # in the order of the kernel's arguments
+        "angles": rotary_cos_sin_load("angles"),
+        "norm": HeadRstd("norm", eps=HEAD_EPS),
+        "weight": RowVecLoad("weight"),
+        "keep": RowVecLoad("keep"),
+        "scale": ColVecLoad("scale"),
+    }
+
+    @gemm_epilogue(ops=operands, prepass=squares, prepass_outs=("norm",), mode="acc_pair")
     def fused_rope(acc, angles, norm, weight, keep, scale):
         first, second = unpack(acc * scale * (norm * weight + keep))
         cos, sin = unpack(angles)
@@ -79,8 +112,17 @@ def epilogue_of(name: Epilogue) -> Any:
         cos, sin = cos * (1.0 - kept) + kept, sin * (1.0 - kept)
         return {"D": pack(first * cos - second * sin, first * sin + second * cos)}
 
-    made = (fused_swiglu, fused_scaled_swiglu, fused_gelu, fused_residual, fused_rope)
-    return {epilogue.fn.__name__: epilogue for epilogue in made}[f"fused_{name.replace('-', '_')}"]
+    return fused_rope
+
+
+# QuACK's epilogue objects; it is imported by what makes them.
+EPILOGUE_MAKERS: Mapping[Epilogue, Callable[[], Any]] = {
+    "swiglu": swiglu_epilogue,
+    "scaled-swiglu": scaled_swiglu_epilogue,
+    "gelu": gelu_epilogue,
+    "residual": residual_epilogue,
+    "rope": rope_epilogue,
+}
 
 
 def compile_object(kernel: ProductKernel, cache: Path) -> Path:
@@ -88,43 +130,55 @@ def compile_object(kernel: ProductKernel, cache: Path) -> Path:
 
     The environment names the architecture and the cache folder, read when quack is imported.
     """
-    import torch
     from quack.gemm_runtime import host
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     host.get_max_active_clusters = lambda size: 1  # asks the GPU; only a launch, which is not here, uses it
-    epilogue = epilogue_of(kernel.epilogue)
+    epilogue = EPILOGUE_MAKERS[kernel.epilogue]()
     with FakeTensorMode():
-
-        def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-            return torch.empty(*shape, dtype=dtype, device="cuda")
-
-        x, weight = empty(_ROWS, _WIDTH), empty(2 * _WIDTH, _WIDTH)
-        out: torch.Tensor | None = empty(_ROWS, 2 * _WIDTH)
-        scale = {"scale": empty(_ROWS, dtype=torch.float32)}
-        options: dict[str, Any] = {}
-        residual = None
-        operands: dict[str, Any]
-        if kernel.epilogue in ("swiglu", "scaled-swiglu"):
-            operands = {"out": empty(_ROWS, _WIDTH)} | (scale if kernel.epilogue == "scaled-swiglu" else {})
-            out = None
-            options["concat_layout"] = ("B",)
-        elif kernel.epilogue == "gelu":
-            operands = {"bias": empty(2 * _WIDTH)}
-        elif kernel.epilogue == "residual":
-            residual = empty(_ROWS, 2 * _WIDTH)
-            sums = empty(_ROWS, -(-2 * _WIDTH // kernel.tile_n), dtype=torch.float32)
-            operands = {"weight": empty(2 * _WIDTH), "stream": empty(_ROWS, 2 * _WIDTH), "sums": sums}
-        else:
-            angles = empty(_ROWS, HEAD_DIM, dtype=torch.float16)
-            columns = {"weight": empty(2 * _WIDTH), "keep": empty(2 * _WIDTH)}
-            operands = {"angles": angles, "norm": HEAD_DIM, **columns, **scale}
+        traced = operands_of(kernel)
         epilogue.gemm(
-            x, weight, out, residual, epi_args=operands,
-            tile_M=kernel.tile_m, tile_N=kernel.tile_n, pingpong=kernel.pingpong,
-            cluster_M=kernel.cluster_m, cluster_N=kernel.cluster_n, _launch=False, **options,
+            empty(_ROWS, _WIDTH), empty(2 * _WIDTH, _WIDTH), traced.out, traced.residual,
+            epi_args=traced.operands, tile_M=kernel.tile_m, tile_N=kernel.tile_n,
+            pingpong=kernel.pingpong, cluster_M=kernel.cluster_m, cluster_N=kernel.cluster_n,
+            _launch=False, **traced.options,
         )  # fmt: skip
     return the_object(cache)
+
+
+@dataclass(frozen=True, slots=True)
+class TracedOperands:
+    """What a product is traced with beside x [M, K] and the weight [N, K].
+
+    out, residual: [M, N] or None. operands: of the epilogue, by the names of its arguments. options: QuACK's.
+    """
+
+    out: torch.Tensor | None
+    residual: torch.Tensor | None
+    operands: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def operands_of(kernel: ProductKernel) -> TracedOperands:
+    """Fake tensors of the right types; called in a FakeTensorMode."""
+    out, column, scale = empty(_ROWS, 2 * _WIDTH), empty(2 * _WIDTH), empty(_ROWS, dtype=torch.float32)
+    if kernel.epilogue in ("swiglu", "scaled-swiglu"):
+        operands = {"out": empty(_ROWS, _WIDTH)} | ({} if kernel.epilogue == "swiglu" else {"scale": scale})
+        return TracedOperands(None, None, operands, {"concat_layout": ("B",)})
+    if kernel.epilogue == "gelu":
+        return TracedOperands(out, None, {"bias": column})
+    if kernel.epilogue == "residual":
+        sums = empty(_ROWS, -(-2 * _WIDTH // kernel.tile_n), dtype=torch.float32)
+        stream, residual = empty(_ROWS, 2 * _WIDTH), empty(_ROWS, 2 * _WIDTH)
+        return TracedOperands(out, residual, {"weight": column, "stream": stream, "sums": sums})
+    angles = empty(_ROWS, HEAD_DIM, dtype=torch.float16)
+    columns = {"weight": column, "keep": empty(2 * _WIDTH)}
+    return TracedOperands(out, None, {"angles": angles, "norm": HEAD_DIM, **columns, "scale": scale})
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """A fake tensor on a GPU that need not be there."""
+    return torch.empty(*shape, dtype=dtype, device="cuda")
 
 
 def main() -> None:
