@@ -265,3 +265,31 @@ print(sorted(name for name in sys.modules if name.startswith(("opentelemetry", "
         timeout=60,
     )
     assert run.stdout.strip().splitlines()[-1] == "[]"
+
+
+async def test_a_client_that_leaves_is_told_in_its_span() -> None:
+    engine = FakeEngine(service_s=None)
+    async with traced(engine) as one:
+        leaving = asyncio.ensure_future(one.server.embed({"input": [1]}))
+        await until(lambda: len(engine.running) == 1)
+        leaving.cancel()
+        await until(lambda: "POST /v1/embeddings" in one.spans())
+        root = one.spans()["POST /v1/embeddings"]
+        engine.finish()
+    assert root.attributes is not None
+    assert root.attributes["error.type"] == "CancelledError"
+    assert "http.response.status_code" not in root.attributes
+
+
+@pytest.mark.parametrize("path", ["/embed", "/rerank", "/tokenize"])
+async def test_every_work_route_is_traced_by_its_name(tokenizer: HuggingFaceTokenizer, path: str) -> None:
+    bodies = {
+        "/embed": {"inputs": "a"},
+        "/rerank": {"query": "a", "texts": ["b"]},
+        "/tokenize": {"inputs": "a"},
+    }
+    async with traced(tokenizer=tokenizer) as one:
+        assert (await one.server.embed(bodies[path], path=path)).status == 200
+        assert (await one.server.send("GET", "/health")).status == 200
+        inside = {"tokenize"} if path == "/tokenize" else {"tokenize", "queue", "inference"}
+        assert set(one.spans()) == {f"POST {path}"} | inside
