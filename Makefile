@@ -101,7 +101,7 @@ test-clients: $(VENV)/.installed $(VENV)/.installed-clients
 test-long: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m 'long and not gpu'
 
-# Attention kernels for this machine's GPU, into .aot/ and the user's cache; takes minutes, needs the `aot` extra.
+# Kernels for Hopper GPUs into .aot/: attention, products, and the presets' Triton kernels. Takes minutes, needs no GPU.
 aot: $(VENV)/.installed
 	$(PIP_INSTALL) -e '.[aot]'
 	$(BIN)/python -m rose.kernels.cuda.build
