@@ -115,6 +115,8 @@ def read_id_blocks(input_ids: memoryview, lengths: memoryview | None, limits: In
     if lengths is None:
         return TokenIds([ids])
     counts = _counts(lengths, limits.max_items)
+    if counts == (len(ids),):
+        return TokenIds([ids])
     least = min(counts)
     if least < 1:
         raise invalid(f"lengths[{counts.index(least)}] is {least}; every sequence has an id", "lengths")

@@ -355,11 +355,14 @@ class Batcher:
 
 def _pack(sequences: list[JobSequence]) -> RaggedBatch:
     """The batch of `sequences`; most have neither token types nor spans, and want nothing of tokens."""
+    input_ids = [sequence.input_ids for sequence in sequences]
+    if not any([sequence.special for sequence in sequences]):
+        return RaggedBatch.pack(input_ids)
     types = [sequence.token_type_ids for sequence in sequences]
     has_types = any(row is not None for row in types)
     spans = [sequence.spans for sequence in sequences]
     return RaggedBatch.pack(
-        [sequence.input_ids for sequence in sequences],
+        input_ids,
         types if has_types else None,
         spans if any(own is not None for own in spans) else None,
         NO_TOKEN_OUTPUTS.union(*[sequence.job.token_outputs for sequence in sequences]),

@@ -110,7 +110,7 @@ class Sequence:
     """Row `row` of `job`, or rows from there: input_ids i32[n], token_type_ids i32[n] or None.
 
     spans: i32[k, 2], the parts of it whose means are wanted, k >= 1; None: all of it. num_rows: k, or 1.
-    first_token: the place of its first token among all of the job's.
+    first_token: the place of its first token among all of the job's. special: it is more than its ids.
     retry: 0, or the number of the half batch with which it runs again after the device ran out of memory.
     """
 
@@ -123,6 +123,7 @@ class Sequence:
         "retry",
         "row",
         "spans",
+        "special",
         "token_type_ids",
     )
 
@@ -141,6 +142,7 @@ class Sequence:
         self.spans = spans
         self.num_rows = 1 if spans is None else len(spans)
         self.num_tokens = len(input_ids)
+        self.special = token_type_ids is not None or spans is not None or bool(job.token_outputs)
         self.first_token = 0
         self.retry = 0
 
