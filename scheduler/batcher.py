@@ -356,7 +356,7 @@ class Batcher:
 def _pack(sequences: list[JobSequence]) -> RaggedBatch:
     """The batch of `sequences`; most have neither token types nor spans, and want nothing of tokens."""
     input_ids = [sequence.input_ids for sequence in sequences]
-    if not any([sequence.special for sequence in sequences]):
+    if not any(sequence.special for sequence in sequences):
         return RaggedBatch.pack(input_ids)
     types = [sequence.token_type_ids for sequence in sequences]
     has_types = any(row is not None for row in types)
