@@ -68,7 +68,8 @@ class Warmup:
         """The quickest launched of three eager forwards, after one that may compile."""
         length = min(_TYPICAL_LENGTH, self._info.max_model_len)
         num_seqs = min(-(-num_tokens // length), self._info.max_batch_seqs)
-        key = self._key_of(token_bucket(num_tokens), sequence_bucket(num_seqs), length)
+        bucket = token_bucket(num_tokens)
+        key = self._key_of(bucket, sequence_bucket(num_seqs), -(-bucket // num_seqs))
         work = self.work(key)
         self._time_once(key, work)
         return min((self._time_once(key, work) for _ in range(_TRIES)), key=lambda time: time.launch_s)

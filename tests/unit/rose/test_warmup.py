@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.batch import EngineInfo
+from rose.batch import EngineInfo, RaggedBatch
 from rose.buckets import sequence_bucket, token_bucket
+from rose.graph_runner import GraphKey
 from rose.inflection import ForwardTime, inflection_point
 from rose.limits import StepLimits
 from rose.step_time import StepTimes
-from rose.warmup import feasible_shapes, synthetic_batch
+from rose.warmup import Warmup, feasible_shapes, synthetic_batch
 
 LIMIT = st.integers(1, 600)
 
@@ -45,6 +49,30 @@ def test_every_batch_falls_into_a_feasible_shape(
     shape = token_bucket(sum(lengths)), sequence_bucket(len(lengths))
     info = info_of(max_model_len, max_batch_tokens, max_batch_seqs)
     assert shape in set(feasible_shapes(info, max_batch_tokens))
+
+
+@given(LIMIT, LIMIT, st.integers(1, 40), st.integers(1, 600))
+def test_forwards_are_timed_with_sequences_as_long_as_their_shape_says_or_shorter(
+    max_model_len: int, max_batch_tokens: int, max_batch_seqs: int, num_tokens: int
+) -> None:
+    staged: list[tuple[RaggedBatch, GraphKey]] = []
+
+    class Forward:
+        def run(self, key: GraphKey, work: object) -> None:
+            pass
+
+    forward: Any = Forward()
+    info = info_of(max_model_len, max_batch_tokens, max_batch_seqs)
+    warmup = Warmup(
+        forward,
+        lambda tokens, seqs, longest: GraphKey(tokens, seqs, "sim", longest=longest),
+        lambda batch, key: staged.append((batch, key)),  # type: ignore[arg-type,return-value]
+        lambda: None,
+        info,
+    )
+    warmup.time_forward(min(num_tokens, max_batch_tokens))
+    ((batch, key),) = staged
+    assert int(np.diff(batch.cu_seqlens).max()) <= key.longest
 
 
 @pytest.mark.parametrize(
