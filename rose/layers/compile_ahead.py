@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -68,7 +69,12 @@ def compile_ahead(model: Model, row_counts: Iterable[int]) -> None:
     with torch.inference_mode(), compiling(min(os.cpu_count() or 1, _MAX_THREADS)):
         counts = list(row_counts)
         for num_tokens in counts:
-            model.forward(*_empty_step(model, BatchShape(num_tokens, 1, num_tokens), _NoAttention()))
+            batch, outputs = _empty_step(model, BatchShape(num_tokens, 1, num_tokens), _NoAttention())
+            model.forward(batch, outputs)
+            # Where tokens give something, the last layer takes all rows, and pooling is another kernel.
+            if model.config.pooling in ("cls", "last") and model.config.token_outputs:
+                hidden = torch.zeros(num_tokens, model.config.hidden_size, device=probe.device)
+                model.forward(batch, replace(outputs, tokens={"hidden": hidden}))
         for shape, attention in _triton_attention(model.attention_spec, counts):
             model.forward(*_empty_step(model, shape, attention))
 

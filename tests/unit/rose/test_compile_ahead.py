@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 
 from rose.attention.base import BatchShape
 from rose.config import ModelConfig
-from rose.layers.compile_ahead import _empty_step, _NoAttention, row_counts
+from rose.device_batch import DeviceBatch, Outputs
+from rose.kernels import dispatch
+from rose.layers.compile_ahead import _empty_step, _NoAttention, compile_ahead, row_counts
 from rose.models.bert import BertModel
 from rose.weights import dummy_weights
 from tests.unit.rose.bert_cases import BERT, CPU
@@ -37,3 +40,22 @@ def test_row_counts_end_at_the_largest_batch_and_pass_every_power_of_two() -> No
     assert counts[-1] == 3000
     assert {1 << power for power in range(12)} <= set(counts)
     assert counts == sorted(set(counts))
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("mean", 1), ("first", 2), ("splade", 1)])
+def test_a_pooling_of_single_rows_is_compiled_for_all_rows_too(
+    monkeypatch: pytest.MonkeyPatch, kind: str, steps: int
+) -> None:
+    """Which is what it reads when tokens give something; a mean reads all rows anyway."""
+    compiler = pytest.importorskip("rose.kernels.jit.compile")
+    model = BertModel(KINDS[kind], dummy_weights(KINDS[kind], 0, CPU), torch.float32, CPU, 32)
+    wanted: list[set[str]] = []
+
+    def forward(batch: DeviceBatch, outputs: Outputs) -> None:
+        wanted.append(set(outputs.tokens))
+
+    monkeypatch.setattr(model, "forward", forward)
+    monkeypatch.setattr(dispatch, "uses_triton", lambda x: True)
+    monkeypatch.setattr(compiler, "compiling", lambda threads: nullcontext())
+    compile_ahead(model, [16, 32])
+    assert wanted == [set(), {"hidden"}][:steps] * 2
