@@ -29,7 +29,8 @@ from gateway.listening import ListenError, ListenOptions, take_port
 from gateway.options import GatewayOptions
 from gateway.process import beside, ended_within, leave, quiet_collector, set_up_logging
 from gateway.startup import Port
-from gateway.tokenization.huggingface import HuggingFaceTokenizer
+from gateway.tokenization.base import Tokenizer
+from gateway.tokenization.loading import load_tokenizer
 from gateway.verification_texts import TEXTS
 from rose import flags as rose_flags
 from rose.batch import Engine
@@ -175,13 +176,13 @@ def load(options: ServerOptions, folder: ModelFolder) -> Engine:
     return load_engine(folder.path, options.engine, dummy=dummy, model_name=folder.name)
 
 
-def load_tokenizer(options: ServerOptions, folder: ModelFolder) -> HuggingFaceTokenizer | None:
+def find_tokenizer(options: ServerOptions, folder: ModelFolder) -> Tokenizer | None:
     """The named tokenizer, or the folder's; None if there is neither."""
     path = options.tokenizer or folder.path / "tokenizer.json"
     if options.tokenizer is None and not path.is_file():
         logger.warning("%s has no tokenizer.json: token ids only, unless --tokenizer names one", folder.path)
         return None
-    return HuggingFaceTokenizer.from_file(path)
+    return load_tokenizer(path)
 
 
 def start_tracing(endpoint: str | None) -> Tracing | None:
@@ -238,7 +239,7 @@ class Server:
         loading = beside(lambda: load(options, resolving.result()))
         folder = await asyncio.wrap_future(resolving)
         logger.info("loading %s from %s: %s", folder.name, folder.origin, folder.path)
-        tokenizer = await asyncio.to_thread(load_tokenizer, options, folder)
+        tokenizer = await asyncio.to_thread(find_tokenizer, options, folder)
         engine = await asyncio.wrap_future(loading)
         batcher = Batcher(engine, options.scheduler, on_dead=self._on_dead)
         await batcher.start()
@@ -303,7 +304,7 @@ def verify(argv: Sequence[str]) -> int:
     try:
         folder = resolve(args.model, args.load_format)
         path = folder.path / "tokenizer.json"
-        tokenizer = HuggingFaceTokenizer.from_file(path) if path.is_file() else None
+        tokenizer = load_tokenizer(path) if path.is_file() else None
         engine = load_engine(
             folder.path, rose_flags.engine_options(args), dummy=False, model_name=folder.name
         )

@@ -89,12 +89,20 @@ class Tokenizer(Protocol):
         """What joins two texts that are read as one."""
         ...
 
+    @property
+    def backend(self) -> str:
+        """What makes the ids, for /info."""
+        ...
+
     def literal(self) -> Tokenizer:
         """The same tokenizer, to which special tokens that a text spells out are ordinary words."""
         ...
 
-    def encode(self, texts: Sequence[str]) -> list[Int32]:
-        """Ids of each text, i32[n], special tokens included, neither cut nor padded."""
+    def encode(self, texts: Sequence[str], max_tokens: int | None = None) -> list[Int32]:
+        """Ids of each text, i32[n], special tokens included, not padded.
+
+        max_tokens: cut as SpecialTokens.truncate cuts the end, reading no more of a text than that takes.
+        """
         ...
 
     def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:

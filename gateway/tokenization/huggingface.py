@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import orjson
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
@@ -22,6 +24,7 @@ class HuggingFaceTokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
+        self._backend_name = "tokenizers"
         self._special_tokens = _special_tokens(backend)
         self._pair_tokens = _pair_tokens(backend)
         self._vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -56,20 +59,38 @@ class HuggingFaceTokenizer:
         """What the file's template adds to two texts."""
         return self._pair_tokens
 
+    @property
+    def backend(self) -> str:
+        """What makes the ids, for /info."""
+        return self._backend_name
+
+    def because(self, reason: str) -> HuggingFaceTokenizer:
+        """This tokenizer, which says why nothing faster stands in for it."""
+        self._backend_name = f"tokenizers ({reason})"
+        return self
+
+    def describe(self) -> dict[str, Any]:
+        """Its tokenizer.json as the library writes it, whatever older form was read."""
+        described: dict[str, Any] = orjson.loads(self._backend.to_str())
+        return described
+
     def literal(self) -> HuggingFaceTokenizer:
         """A copy to which special tokens that a text spells out are ordinary words."""
         backend = Backend.from_str(self._backend.to_str())
         backend.encode_special_tokens = True
         return HuggingFaceTokenizer(backend)
 
-    def encode(self, texts: Sequence[str]) -> list[Int32]:
-        """Ids of each text, i32[n], special tokens included.
+    def encode(self, texts: Sequence[str], max_tokens: int | None = None) -> list[Int32]:
+        """Ids of each text, i32[n], with the template. max_tokens: cut as SpecialTokens.truncate does.
 
         One call for the whole list: the library spreads it over its own threads. `encode_batch_fast` keeps no
         character offsets (25 % less time) and releases the GIL, which `encode` does not.
         """
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=True)
-        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+        rows = [np.array(encoding.ids, np.int32) for encoding in encodings]
+        if max_tokens is None:
+            return rows
+        return [self._special_tokens.truncate(row, max_tokens) for row in rows]
 
     def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:
         """The tokens of each text, with the template's or without."""

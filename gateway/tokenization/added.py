@@ -1,0 +1,44 @@
+"""Added tokens: strings that are cut out of a text before anything else happens to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gateway.tokenization.kernels.arrays import UInt8
+from gateway.tokenization.kernels.trie import build_trie
+from gateway.tokenization.unsupported import UnsupportedError
+from rose.batch import Int32
+
+
+@dataclass(frozen=True, slots=True)
+class AddedTokens:
+    """trie: of the tokens, i32[4 n]. leads: u8[256], 1 for their first bytes."""
+
+    trie: Int32
+    leads: UInt8
+
+
+def read_added(tokens: list[dict[str, Any]], *, literal: bool, raw: bool) -> AddedTokens:
+    """The tokens of which a text with one goes to the library.
+
+    literal: without the special ones. raw: all are looked for in the text as it came, before normalisation.
+
+    Raises:
+        UnsupportedError: one is looked for after normalisation, or begins with more than ASCII.
+    """
+    for token in tokens:
+        if raw and token["normalized"]:
+            raise UnsupportedError(f"added token {token['content']!r} is looked for in normalised text")
+        if not token["content"][:1].isascii():
+            raise UnsupportedError(f"added token {token['content']!r} begins with a character outside ASCII")
+    contents = [
+        token["content"].encode()
+        for token in tokens
+        if token["content"] and not (literal and token["special"])
+    ]
+    leads = np.zeros(256, np.uint8)
+    leads[[content[0] for content in contents]] = 1
+    return AddedTokens(build_trie({content: index for index, content in enumerate(contents)}), leads)

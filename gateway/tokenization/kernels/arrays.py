@@ -1,0 +1,62 @@
+"""Names of the arrays that kernels pass around, and what a kernel answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rose.batch import Int32
+
+UInt8: TypeAlias = npt.NDArray[np.uint8]
+UInt32: TypeAlias = npt.NDArray[np.uint32]
+UInt64: TypeAlias = npt.NDArray[np.uint64]
+Int64: TypeAlias = npt.NDArray[np.int64]
+Float64: TypeAlias = npt.NDArray[np.float64]
+Array: TypeAlias = npt.NDArray[Any]
+# Read-only: a view of a bytes object.
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+# An int64 to numba, which makes a float64 of an unsigned and a signed number; an int to the type checker.
+signed: Callable[[Any], int] = np.int64  # type: ignore[assignment]
+
+# What a kernel answers. OK: it is through with all texts. ROOM: Output.ids is too small. WORD: a word's
+# buffers are too small. BLOCK: it met a code point of a block that is not classified yet. REFER: a text is
+# not for it.
+OK, ROOM, WORD, BLOCK, REFER = 0, 1, 2, 3, 4
+
+# Class of a code point whose block is not classified yet.
+UNKNOWN = 255
+NUM_BLOCKS, BLOCK_SIZE = 0x1100, 256
+
+
+class Words(NamedTuple):
+    """What is remembered of words already tokenised; see words.py.
+
+    slots: u64[3 n]. keys: u8[k], their bytes. values: i32[v], their ids. used: i64[2], of keys and of values.
+    """
+
+    slots: UInt64
+    keys: UInt8
+    values: Int32
+    used: Int64
+
+
+class Output(NamedTuple):
+    """Where ids go. ids: i32[c]. bounds: i64[n + 1], text t's are ids[bounds[t]:bounds[t + 1]].
+
+    cursor: i64[3]: the text to go on with, the block that the answer is about, the most ids of a text's own.
+    prefix, suffix: i32[p] and i32[s], ids around every text.
+    """
+
+    ids: Int32
+    bounds: Int64
+    cursor: Int64
+    prefix: Int32
+    suffix: Int32
+
+
+# Numbers of the arrays that every kernel has, and of the first that is its own. STATE: a kernel's variables.
+IDS, BOUNDS, CURSOR, PREFIX, SUFFIX, STATE, OWN = range(7)

@@ -1,0 +1,204 @@
+"""SentencePiece's precompiled character map, as the `tokenizers` library applies it.
+
+The library looks up each grapheme of less than six bytes as a whole, then its characters one by one, and
+takes the shortest match, even if that drops the rest of the grapheme. So grapheme boundaries matter, next to
+marks that join what stands before them. Which code points do is asked of the library itself, 256 at a time,
+when a text first has one: whatever Unicode it was built with, the answer is its own.
+Source: the `spm_precompiled` crate; Unicode Standard Annex 29.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers.normalizers import Normalizer, Precompiled
+
+from gateway.tokenization.kernels.arrays import (
+    BLOCK_SIZE,
+    NUM_BLOCKS,
+    UNKNOWN,
+    Bytes,
+    Int64,
+    UInt8,
+    UInt32,
+    signed,
+)
+from gateway.tokenization.kernels.jit import entry, inner
+from rose.batch import Int32
+
+# Of a code point: it has a normal form; it begins a longer key; it joins what is before it, or what is after
+# it; nothing joins it; a boundary beside it may depend on more than its neighbours; it is a blank without a
+# normal form.
+MAPPED, OPENS, JOINS, PREPENDS, CONTROL, RISKY, BLANK = 1, 2, 4, 8, 16, 32, 64
+
+# char::is_whitespace of the library's language, but for the space.
+BLANKS = (
+    "\t\n\v\f\r\x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
+)
+
+_ACUTE = "\u0301"
+# Scripts with conjuncts, and Hangul.
+_RISKY = ((0x0900, 0x1D00), (0xA800, 0xAC00), (0xA960, 0xA980), (0xAC00, 0xD800))
+
+
+class Charsmap(NamedTuple):
+    """units: u32[n], the map's double array. pool: u8[m], its strings, each closed by 0.
+
+    classes: u8[0x110000], by code point. ascii_mapped: i32[128], where in the pool the string of an ASCII
+    character is, 0 if it has none, -1 for BLANK. added_leads: u8[256], 1 for bytes that begin a token that is
+    cut out of the text before normalisation. plain: u8[256], 1 for ASCII that is not mapped, no space and no
+    such byte.
+    """
+
+    units: UInt32
+    pool: UInt8
+    classes: UInt8
+    ascii_mapped: Int32
+    added_leads: UInt8
+    plain: UInt8
+
+    def looking_for(self, added_leads: UInt8) -> Charsmap:
+        """The same map beside other added tokens."""
+        plain = np.zeros(256, np.uint8)
+        plain[:128] = (self.ascii_mapped == 0) & (added_leads[:128] == 0)
+        plain[[0x0D, 0x20]] = 0
+        return self._replace(added_leads=added_leads, plain=plain)
+
+
+@entry
+def shortest(units: UInt32, text: Bytes, start: int, stop: int) -> int:
+    """Where in the pool the string is of the shortest key that text[start:stop] begins with, or -1."""
+    node = _offset(signed(units[0]))
+    for at in range(start, stop):
+        byte = signed(text[at])
+        if byte == 0:
+            return -1
+        node ^= byte
+        if node >= len(units):
+            return -1
+        unit = signed(units[node])
+        if unit & 0x800000FF != byte:
+            return -1
+        node ^= _offset(unit)
+        if unit & 0x100:
+            return signed(units[node] & 0x7FFFFFFF) + 1
+    return -1
+
+
+@inner
+def _offset(unit: int) -> int:
+    return (unit >> 10) << ((unit & 0x200) >> 6)
+
+
+@inner
+def _opens(units: UInt32, text: Bytes, start: int, stop: int) -> bool:
+    """Whether a key longer than text[start:stop] begins with it."""
+    node = _offset(signed(units[0]))
+    for at in range(start, stop):
+        node ^= signed(text[at])
+        if node >= len(units):
+            return False
+        unit = signed(units[node])
+        if unit & 0x800000FF != text[at]:
+            return False
+        node ^= _offset(unit)
+    for byte in range(1, 256):
+        child = node ^ byte
+        if child < len(units) and signed(units[child]) & 0x800000FF == byte:
+            return True
+    return False
+
+
+@entry
+def _own_classes(units: UInt32, text: Bytes, bounds: Int64, classes: UInt8) -> None:
+    """MAPPED and OPENS of the characters text[bounds[n]:bounds[n + 1]]."""
+    for index in range(len(bounds) - 1):
+        start, stop = bounds[index], bounds[index + 1]
+        classes[index] = 0
+        if stop > start:
+            if shortest(units, text, start, stop) >= 0:
+                classes[index] |= MAPPED
+            if _opens(units, text, start, stop):
+                classes[index] |= OPENS
+
+
+class Classifier:
+    """Fills in the classes of a charsmap's code points. normalizer: the library's, with the same map."""
+
+    def __init__(self, charsmap: Charsmap, normalizer: Normalizer | None) -> None:
+        self._charsmap = charsmap
+        self._normalizer = normalizer
+        self._boundaries = Precompiled(_probe_map())
+        self.classify(0)
+
+    def classify(self, block: int) -> None:
+        """Fill in the 256 code points from 256 * block on. Safe to run twice."""
+        points = range(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE)
+        texts = ["" if 0xD800 <= point < 0xE000 else chr(point) for point in points]
+        encoded = [text.encode() for text in texts]
+        bounds = np.zeros(len(encoded) + 1, np.int64)
+        np.cumsum([len(text) for text in encoded], out=bounds[1:])
+        classes = np.zeros(BLOCK_SIZE, np.uint8)
+        _own_classes(
+            self._charsmap.units, np.frombuffer(b"".join(encoded) + b"\0", np.uint8), bounds, classes
+        )
+        classes[self._which(texts, "x{}", "y")] |= JOINS
+        classes[self._which(texts, "{}x" + _ACUTE, "{}y" + _ACUTE)] |= PREPENDS
+        for index in np.flatnonzero(classes & (MAPPED | OPENS)):
+            classes[index] |= np.uint8(self._control(texts[index], int(classes[index])))
+        for place, text in enumerate(texts):
+            if text and text in BLANKS and not classes[place] & MAPPED:
+                classes[place] |= BLANK
+        for low, high in _RISKY:
+            classes[max(low - points[0], 0) : max(high - points[0], 0)] |= RISKY
+        start = block * BLOCK_SIZE
+        self._charsmap.classes[start : start + BLOCK_SIZE] = classes
+
+    def _which(self, texts: list[str], probe: str, answer: str) -> list[int]:
+        """Of which characters the probe's normal form is the answer."""
+        return [
+            index
+            for index, text in enumerate(texts)
+            if text and self._boundaries.normalize_str(probe.format(text)) == answer.format(text)
+        ]
+
+    def _control(self, text: str, own: int) -> int:
+        """CONTROL if a mark does not join `text`, RISKY if that cannot be seen."""
+        if self._normalizer is None or len(text.encode()) + len(_ACUTE.encode()) >= 6:
+            return 0
+        if not own & MAPPED:
+            return RISKY if not text.isprintable() else 0
+        alone = self._normalizer.normalize_str(text)
+        return CONTROL if self._normalizer.normalize_str(text + _ACUTE) == alone + _ACUTE else 0
+
+
+def read_charsmap(precompiled: str | None, added_leads: UInt8) -> tuple[Charsmap, Classifier]:
+    """A map as tokenizer.json has it, in base64; None: characters stay as they are.
+
+    Raises:
+        ValueError: it is not such a map.
+    """
+    blob = b"" if precompiled is None else base64.b64decode(precompiled, validate=True)
+    size = int.from_bytes(blob[:4], "little")
+    if blob and (size % 4 or 4 + size > len(blob)):
+        raise ValueError("the character map is cut off")
+    units = np.frombuffer(blob[4 : 4 + size], "<u4").astype(np.uint32) if size else np.zeros(1, np.uint32)
+    pool = np.frombuffer(b"\0" + blob[4 + size :] + b"\0", np.uint8).copy()
+    classes = np.full(NUM_BLOCKS * BLOCK_SIZE, UNKNOWN, np.uint8)
+    charsmap = Charsmap(units, pool, classes, np.zeros(128, np.int32), added_leads, added_leads)
+    for point in range(1, 128):
+        at = shortest(units, np.frombuffer(bytes([point]), np.uint8), 0, 1)
+        charsmap.ascii_mapped[point] = -1 if at < 0 and chr(point) in BLANKS else max(at, 0)
+    charsmap = charsmap.looking_for(added_leads)
+    return charsmap, Classifier(charsmap, Precompiled(blob) if blob else None)
+
+
+def _probe_map() -> bytes:
+    """A map with one entry, "x" to "y": what it swallows beside an x is of the x's grapheme."""
+    letter, leaf = ord("x"), 1
+    units = np.zeros(256, "<u4")
+    units[letter] = (letter ^ leaf) << 10 | 0x100 | letter
+    units[leaf] = 1 << 31
+    return int(units.nbytes).to_bytes(4, "little") + units.tobytes() + b"y\0"

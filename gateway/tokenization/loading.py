@@ -1,0 +1,55 @@
+"""The fastest tokeniser that is exact for a tokenizer.json, chosen by what the file says."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gateway.tokenization.base import Tokenizer
+from gateway.tokenization.huggingface import HuggingFaceTokenizer
+from gateway.tokenization.unsupported import UnsupportedError
+
+if TYPE_CHECKING:
+    from gateway.tokenization.kernels.kernel import Kernel
+
+logger = logging.getLogger(__name__)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a tokenizer.json, its code compiled or loaded; seconds when it is compiled.
+
+    Raises:
+        ModelLoadError: the file is missing or is not one that the library reads.
+    """
+    reference = HuggingFaceTokenizer.from_file(path)
+    try:
+        return compiled(reference)
+    except (UnsupportedError, ImportError) as reason:
+        logger.info("%s: the tokenizers library does all the work: %s", path, reason)
+        return reference.because(str(reason))
+
+
+def compiled(reference: HuggingFaceTokenizer) -> Tokenizer:
+    """A compiled tokeniser that gives the ids of `reference`.
+
+    Raises:
+        UnsupportedError: there is none.
+        ImportError: numba is not installed.
+    """
+    kernel = _kernel(reference.describe())
+    from gateway.tokenization.compiled import CompiledTokenizer
+
+    tokenizer = CompiledTokenizer(reference, kernel)
+    tokenizer.encode(["compile now, not in a request"])
+    return tokenizer
+
+
+def _kernel(file: dict[str, Any]) -> Kernel:
+    """The readers import numba, so each is imported for its own files only."""
+    model = file["model"].get("type")
+    if model == "Unigram":
+        from gateway.tokenization.unigram import read_unigram
+
+        return read_unigram(file)
+    raise UnsupportedError(f"a {model} model")

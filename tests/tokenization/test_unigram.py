@@ -1,0 +1,96 @@
+"""Compiled Unigram gives the library's ids, whatever the text."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.tokenization.base import Tokenizer
+from gateway.tokenization.compiled import CompiledTokenizer
+from gateway.tokenization.huggingface import HuggingFaceTokenizer
+from gateway.tokenization.loading import compiled
+from tests.tokenization.exact import assert_same, vocabulary
+from tests.tokenization.files import SHARED, UNIGRAM_FORMS, XLM_R, real_xlm_roberta, reference, unigram_file
+from tests.tokenization.strings import corpora, every_block, strange
+
+FORMS = (*UNIGRAM_FORMS, "real xlm-r") if XLM_R.exists() else UNIGRAM_FORMS
+
+
+@cache
+def both(form: str) -> tuple[Tokenizer, HuggingFaceTokenizer]:
+    """Ours and the library's."""
+    library = reference(real_xlm_roberta() if form == "real xlm-r" else unigram_file(form))
+    ours = compiled(library)
+    assert isinstance(ours, CompiledTokenizer)
+    assert ours.backend == "unigram"
+    return ours, library
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_strange_strings(form: str) -> None:
+    ours, library = both(form)
+    assert_same(ours, library, strange(5000 // len(FORMS), 1, vocabulary(library)))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("form", FORMS)
+def test_many_strange_strings(form: str) -> None:
+    ours, library = both(form)
+    for seed in range(10):
+        assert_same(ours, library, strange(10_000, 100 + seed, vocabulary(library)))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_unicode_block(form: str) -> None:
+    ours, library = both(form)
+    blocks = list(every_block())
+    some = blocks[: 3 * 0x34] + blocks[3 * 0x34 :: 37]
+    assert_same(ours, library, blocks if form in ("real xlm-r", "t5") else some)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_corpora_in_many_languages(form: str) -> None:
+    if not (SHARED / "data").is_dir():
+        pytest.skip("no data sets beside the checkout")
+    ours, library = both(form)
+    texts = corpora(SHARED / "data")
+    assert_same(ours, library, texts if form == "real xlm-r" else texts[::9])
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=st.text(max_size=60), form=st.sampled_from(UNIGRAM_FORMS))
+def test_any_text(text: str, form: str) -> None:
+    ours, library = both(form)
+    assert_same(ours, library, [text])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_special_tokens_spelled_out(form: str) -> None:
+    ours, library = both(form)
+    texts = [
+        "<s>",
+        "a <s> b",
+        "<mask>",
+        "x  <mask> y",
+        "</s></s>",
+        "<unk>",
+        "en_XX",
+        "a<unk>é<unk>",
+        "<s",
+        "<pad>",
+    ]
+    assert_same(ours, library, texts)
+    assert_same(ours.literal(), library.literal(), texts)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 7, 50])
+def test_cut_while_reading_is_cut_afterwards(form: str, max_tokens: int) -> None:
+    ours, library = both(form)
+    texts = ["", "a", "the quick brown fox " * 40, "x" * 500, "a <s> b", "é ほげ " * 30]
+    own, other = ours.encode(texts, max_tokens), library.encode(texts, max_tokens)
+    assert [row.tolist() for row in own] == [row.tolist() for row in other]
