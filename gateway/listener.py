@@ -19,9 +19,9 @@ HTTP_LOG = logging.getLogger("gateway.http")
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """False for what aiohttp logs with a traceback although only the client is to blame: it got a 400."""
+    """False for what aiohttp logs with a traceback although its client is to blame: it got a 400, or left."""
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
+    return not isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionError)
 
 
 HTTP_LOG.addFilter(_is_ours)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from dataclasses import dataclass
+from random import Random
 
 import pytest
 
@@ -194,3 +196,86 @@ async def test_a_good_request_is_answered_whatever_comes_behind_it(server: Serve
     for good in (b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", head + body):
         raw = await ask(server, good + b"BREW /pot HTTP/1.1\r\nHost: x\r\n\r\n")
         assert raw.status == 200
+
+
+SEEDS = (
+    request("POST /v1/embeddings HTTP/1.1", "Content-Length: 14", body=b'{"input": [5]}'),
+    HEAD.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n") + b'e\r\n{"inputs":[5]}\r\n0\r\n\r\n',
+    request("OPTIONS * HTTP/1.1"),
+    request("CONNECT x:80 HTTP/1.1"),
+    request("GET /health HTTP/1.0", "Upgrade: websocket"),
+)
+PIECES = (
+    *(
+        b"\r\n",
+        b"\x00",
+        b"\xff",
+        b" ",
+        b":",
+        b"*",
+        b"//",
+        b"?",
+        b"#",
+        b"%",
+        b"[",
+        b"HTTP/1.1",
+        b"Host: y\r\n",
+    ),
+    *(b"Content-Length: 3\r\n", b"Transfer-Encoding: chunked\r\n", b"Expect: x\r\n", b"Upgrade: h2c\r\n"),
+    *(
+        b"Content-Encoding: gzip\r\n",
+        b"Content-Type: a/b;;\r\n",
+        b"Authorization: \xff\r\n",
+        b"Accept: \xff\r\n",
+    ),
+)
+
+
+def damaged(random: Random) -> bytes:
+    """A seed with up to four changes."""
+    data = bytearray(random.choice(SEEDS))
+    for _ in range(random.randint(1, 4)):
+        place = random.randrange(len(data))
+        line = data.find(b"\r\n") + 2
+        match random.randrange(4):
+            case 0:
+                data[place:place] = random.choice(PIECES)
+            case 1:
+                data[line:line] = random.choice(PIECES)
+            case 2:
+                data[place] = random.randrange(256)
+            case 3:
+                del data[place : place + random.randint(1, 5)]
+    return bytes(data)
+
+
+async def send_and_leave(server: Served, random: Random) -> bytes:
+    """What comes back for damaged bytes in two packets, soon or never."""
+    data = damaged(random)
+    cut = random.randrange(len(data))
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    received = b""
+    with suppress(TimeoutError, OSError):
+        async with asyncio.timeout(0.5):
+            for piece in (data[:cut], data[cut:]):
+                writer.write(piece)
+                await asyncio.sleep(0.002)
+            while piece := await reader.read(1 << 16):
+                received += piece
+    writer.close()
+    return received
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_damaged_requests_get_our_answers_or_none(
+    server: Served, caplog: pytest.LogCaptureFixture, seed: int
+) -> None:
+    randoms = [Random(seed * 1000 + number) for number in range(50)]
+    async with asyncio.timeout(30):
+        answers = await asyncio.gather(*(send_and_leave(server, random) for random in randoms))
+    assert sum(map(bool, answers)) > 10
+    for answer in answers:
+        assert b"text/plain" not in answer
+        assert b" 500 " not in answer
+    assert not caplog.records
+    await server.assert_works()
