@@ -15,7 +15,8 @@ class FlatPlan:
     """One way to divide the work.
 
     block_m: query rows of a program, tokens times heads. heads: query heads of a program, all of one
-    key/value head. block_n: keys at a time. warps: of 32 threads. stages: tiles of keys in flight.
+    key/value head. block_n: keys at a time. warps: of 32 threads. stages: tiles of keys in flight; with 1,
+    from the product, the first is fetched along with the queries and later ones one by one.
     """
 
     block_m: int

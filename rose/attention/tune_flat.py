@@ -101,7 +101,7 @@ def jobs(model: Model, shape: str) -> Iterator[Job]:
             yield Job(model, num_seqs, length, plan, 1)
             if num_tokens == 128:
                 yield Job(model, num_seqs, length, plan, 1, half_angles=True)
-            if num_tokens <= 128:
+            if num_tokens <= 128 and (plan.block_n < 64 or plan.warps == 8):  # others spill
                 yield Job(model, num_seqs, length, plan, 2)
 
 

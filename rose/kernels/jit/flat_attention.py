@@ -147,19 +147,27 @@ def _flat_attention(
 
 
 @device_function
+def _angles(cos_sin_ptr, places, mask, HALF: tl.constexpr):
+    """cos and sin f32[rows, HALF] of tokens' places in their sequences."""
+    at = cos_sin_ptr + (places * (2 * HALF))[:, None] + tl.arange(0, HALF)[None, :]
+    cos = tl.load(at, mask=mask[:, None], other=0.0).to(tl.float32)
+    return cos, tl.load(at + HALF, mask=mask[:, None], other=0.0).to(tl.float32)
+
+
+@device_function
 def _finished_heads(
-    first,
-    second,
+    halves,
+    angles,
     bias_ptr,
     weight_ptr,
-    angle_ptr,
-    mask,
     eps,
     HAS_BIAS: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HALF: tl.constexpr,
 ):
     """Both halves f32[rows, HALF] of heads of the product, with bias, normed and rotated."""
+    first, second = halves
+    cos, sin = angles
     if HAS_BIAS:
         first += tl.load(bias_ptr).to(tl.float32)
         second += tl.load(bias_ptr + HALF).to(tl.float32)
@@ -168,9 +176,65 @@ def _finished_heads(
         scale = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
         first = first * scale * tl.load(weight_ptr).to(tl.float32)
         second = second * scale * tl.load(weight_ptr + HALF).to(tl.float32)
-    cos = tl.load(angle_ptr, mask=mask, other=0.0).to(tl.float32)
-    sin = tl.load(angle_ptr + HALF, mask=mask, other=0.0).to(tl.float32)
     return first * cos - second * sin, second * cos + first * sin
+
+
+@device_function
+def _loaded_keys(
+    keys_ptr,
+    values_ptr,
+    cos_sin_ptr,
+    cu_seqlens_ptr,
+    num_seqs,
+    at,
+    last,
+    split_stride,
+    SPLITS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    OFFSETS: tl.constexpr,
+):
+    """A tile of keys as the product has them, both halves, their angles and values: all that is loaded."""
+    keys = at + tl.arange(0, BLOCK_N)
+    near = keys < last
+    rows = (keys.to(tl.int64) * WIDTH)[:, None]
+    k_at = keys_ptr + rows + tl.arange(0, HALF)[None, :]
+    first = load_sum(k_at, 0, near[:, None], split_stride, SPLITS)
+    second = load_sum(k_at + HALF, 0, near[:, None], split_stride, SPLITS)
+    start, _ = _own_sequence(keys, cu_seqlens_ptr, num_seqs, OFFSETS)
+    cos, sin = _angles(cos_sin_ptr, keys - start, near, HALF)
+    v_at = values_ptr + rows + tl.arange(0, 2 * HALF)[None, :]
+    return keys, first, second, cos, sin, load_sum(v_at, 0, near[:, None], split_stride, SPLITS)
+
+
+@device_function
+def _add_product_keys(
+    loaded,
+    queries,
+    k_bias_ptr,
+    v_bias_ptr,
+    weight_ptr,
+    eps,
+    start,
+    end,
+    state,
+    HAS_BIAS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HALF: tl.constexpr,
+    ONE_RANGE: tl.constexpr,
+):
+    """As `_add_keys`, of keys that are still to be normed and rotated; queries: both halves, scaled."""
+    keys, first, second, cos, sin, values = loaded
+    q_first, q_second = queries
+    if HAS_BIAS:
+        values += tl.load(v_bias_ptr + tl.arange(0, 2 * HALF)[None, :]).to(tl.float32)
+    k_first, k_second = _finished_heads(
+        (first, second), (cos, sin), k_bias_ptr, weight_ptr, eps, HAS_BIAS, HAS_NORM, HALF
+    )
+    scores = tl.dot(q_first, tl.trans(k_first.to(q_first.dtype)))
+    scores = tl.dot(q_second, tl.trans(k_second.to(q_first.dtype)), scores)
+    return _add_keys(scores, values.to(q_first.dtype), keys, start, end, state, ONE_RANGE)
 
 
 @kernel("cu_seqlens_ptr", "num_tokens", "num_seqs")
@@ -193,6 +257,7 @@ def _flat_attention_of_product(
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     OFFSETS: tl.constexpr,
@@ -201,47 +266,49 @@ def _flat_attention_of_product(
     HEAD_DIM: tl.constexpr = 2 * HALF
     KV_HEADS: tl.constexpr = QUERY_HEADS // GROUP
     WIDTH: tl.constexpr = (QUERY_HEADS + 2 * KV_HEADS) * HEAD_DIM
+    ONE_RANGE: tl.constexpr = OFFSETS == 1 and not CAUSAL
     dtype = out_ptr.dtype.element_ty
     rows, half, cols = tl.arange(0, BLOCK_M), tl.arange(0, HALF)[None, :], tl.arange(0, HEAD_DIM)[None, :]
     tokens = tl.program_id(0) * (BLOCK_M // HEADS) + rows // HEADS
     first_head = tl.program_id(1) * HEADS
     head, k_head = (first_head + rows % HEADS)[:, None], QUERY_HEADS + first_head // GROUP
     v_head = k_head + KV_HEADS
+    keys_ptr, values_ptr = source_ptr + k_head * HEAD_DIM, source_ptr + v_head * HEAD_DIM
+    k_bias, v_bias = bias_ptr + k_head * HEAD_DIM + half, bias_ptr + v_head * HEAD_DIM
+    k_weight = weight_ptr + HEAD_DIM + half
     real, start, end, first, last = _visible(tokens, cu_seqlens_ptr, num_seqs, OFFSETS, CAUSAL)
+    q_angles = _angles(cos_sin_ptr, tokens - start, real, HALF)
     wait_for_inputs(PDL)
     split_stride = tl.cast(num_tokens, tl.int64) * WIDTH
     q_at = source_ptr + (tokens.to(tl.int64) * WIDTH)[:, None] + head * HEAD_DIM + half
     q_first = load_sum(q_at, 0, real[:, None], split_stride, SPLITS)
     q_second = load_sum(q_at + HALF, 0, real[:, None], split_stride, SPLITS)
-    q_bias, q_angle = bias_ptr + head * HEAD_DIM + half, ((tokens - start) * HEAD_DIM)[:, None] + half
-    q_first, q_second = _finished_heads(
-        q_first, q_second, q_bias, weight_ptr + half, cos_sin_ptr + q_angle, real[:, None], eps,
-        HAS_BIAS, HAS_NORM, HALF,
-    )  # fmt: skip
-    q_first, q_second = (q_first * scale_log2).to(dtype), (q_second * scale_log2).to(dtype)
-    largest, weight, total = _empty_state(BLOCK_M, HEAD_DIM)
-    for at in range(first, last, BLOCK_N):
-        keys = at + tl.arange(0, BLOCK_N)
-        near = (keys < last)[:, None]
-        key_rows = source_ptr + (keys.to(tl.int64) * WIDTH)[:, None]
-        k_at = key_rows + k_head * HEAD_DIM + half
-        k_first = load_sum(k_at, 0, near, split_stride, SPLITS)
-        k_second = load_sum(k_at + HALF, 0, near, split_stride, SPLITS)
-        v = load_sum(key_rows + v_head * HEAD_DIM + cols, 0, near, split_stride, SPLITS)
-        if HAS_BIAS:
-            v += tl.load(bias_ptr + v_head * HEAD_DIM + cols).to(tl.float32)
-        key_start, _ = _own_sequence(keys, cu_seqlens_ptr, num_seqs, OFFSETS)
-        k_bias, k_angle = bias_ptr + k_head * HEAD_DIM + half, ((keys - key_start) * HEAD_DIM)[:, None] + half
-        k_first, k_second = _finished_heads(
-            k_first, k_second, k_bias, weight_ptr + HEAD_DIM + half, cos_sin_ptr + k_angle, near, eps,
-            HAS_BIAS, HAS_NORM, HALF,
+    if AT_ONCE:  # the first keys, mostly the only ones, are fetched before anything waits for the queries
+        loaded = _loaded_keys(
+            keys_ptr, values_ptr, cos_sin_ptr, cu_seqlens_ptr, num_seqs, first, last, split_stride,
+            SPLITS, WIDTH, HALF, BLOCK_N, OFFSETS,
         )  # fmt: skip
-        scores = tl.dot(q_first, tl.trans(k_first.to(dtype)))
-        scores = tl.dot(q_second, tl.trans(k_second.to(dtype)), scores)
-        state = (largest, weight, total)
-        largest, weight, total = _add_keys(
-            scores, v.to(dtype), keys, start, end, state, OFFSETS == 1 and not CAUSAL
-        )
+    q_bias = bias_ptr + head * HEAD_DIM + half
+    q_first, q_second = _finished_heads(
+        (q_first, q_second), q_angles, q_bias, weight_ptr + half, eps, HAS_BIAS, HAS_NORM, HALF
+    )
+    queries = (q_first * scale_log2).to(dtype), (q_second * scale_log2).to(dtype)
+    largest, weight, total = _empty_state(BLOCK_M, HEAD_DIM)
+    if AT_ONCE:
+        largest, weight, total = _add_product_keys(
+            loaded, queries, k_bias, v_bias, k_weight, eps, start, end, (largest, weight, total),
+            HAS_BIAS, HAS_NORM, HALF, ONE_RANGE,
+        )  # fmt: skip
+        first += BLOCK_N
+    for at in range(first, last, BLOCK_N):
+        later = _loaded_keys(
+            keys_ptr, values_ptr, cos_sin_ptr, cu_seqlens_ptr, num_seqs, at, last, split_stride,
+            SPLITS, WIDTH, HALF, BLOCK_N, OFFSETS,
+        )  # fmt: skip
+        largest, weight, total = _add_product_keys(
+            later, queries, k_bias, v_bias, k_weight, eps, start, end, (largest, weight, total),
+            HAS_BIAS, HAS_NORM, HALF, ONE_RANGE,
+        )  # fmt: skip
     out_at = ((tokens.to(tl.int64) * QUERY_HEADS)[:, None] + head) * HEAD_DIM + cols
     _store(out_ptr, out_at, real, (largest, weight, total))
 
@@ -298,6 +365,7 @@ def flat_attention_of_product(
         HAS_BIAS=rope.bias is not None,
         HAS_NORM=rope.weight is not None,
         HALF=spec.head_dim // 2,
+        AT_ONCE=plan.stages == 1,
         **_constants(cu_seqlens, spec, plan),
     )
 

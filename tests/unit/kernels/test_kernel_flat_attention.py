@@ -103,7 +103,13 @@ def test_a_bias_and_no_norm(device, poisoned):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"heads": 2}, {"heads": 4, "block_n": 64}, {"block_m": 64}, {"block_n": 128, "block_m": 32}]
+    "changes",
+    [
+        {"heads": 2},
+        {"heads": 4, "block_n": 64, "stages": 1},
+        {"block_m": 64, "stages": 1},
+        {"block_n": 128, "block_m": 32},
+    ],
 )
 @pytest.mark.parametrize("lengths", [[45], [20, 0, 25, 9]], ids=["1", "4"])
 def test_any_plan(changes, lengths, device, poisoned):
