@@ -365,5 +365,5 @@ def _pack(sequences: list[JobSequence]) -> RaggedBatch:
         input_ids,
         types if has_types else None,
         spans if any(own is not None for own in spans) else None,
-        NO_TOKEN_OUTPUTS.union(*[sequence.job.token_outputs for sequence in sequences]),
+        NO_TOKEN_OUTPUTS.union(*{sequence.job.token_outputs for sequence in sequences}),
     )
