@@ -26,8 +26,8 @@ from gateway.exchange import PlainRoutes, Reply
 from gateway.plain_head import PlainHead, read_plain_head
 from gateway.strays import Strays
 
-# A body may come in pieces. What takes longer, or is larger, is better gathered by aiohttp, which has a
-# timer for bodies and asks for the key before it takes much.
+# A body may come in pieces: a request then counts from its last one. What takes longer, or is larger, is
+# better gathered by aiohttp, which has a timer for bodies and asks for the key before it takes much.
 _HOLD_S = 0.05
 _HOLD_BYTES = 1 << 20
 # Of what a client sends before it has its answer; then its connection is read no more until it has.

@@ -12,14 +12,16 @@ MAX_HEAD_BYTES = 4096
 _END = b"\r\n\r\n"
 # No obs-fold, no bare CR or LF, nothing but printable ASCII: what every parser reads in the same way.
 _HEAD = re.compile(rb"POST (/[!-~]*) HTTP/1\.1\r\n((?:[A-Za-z0-9-]+: ?[ -~]*\r\n)+)\r\n")
-# Beside these, all that begin with "x-". Each says nothing of how the message is framed, but for two that are
-# looked at below. Headers that do, and those that nobody here knows, are aiohttp's.
+# What clients, proxies and tracing send. None says how the message is framed, but for two that are looked at
+# below; headers that do, and those that are not here, are aiohttp's.
 _KNOWN = frozenset(
     (
-        *("accept", "accept-encoding", "authorization", "baggage", "connection", "content-length"),
-        *("content-type", "host", "traceparent", "tracestate", "user-agent"),
+        *("accept", "accept-encoding", "accept-language", "authorization", "baggage", "cache-control"),
+        *("connection", "content-length", "content-type", "forwarded", "host", "openai-organization"),
+        *("openai-project", "pragma", "traceparent", "tracestate", "user-agent", "via"),
     )
 )
+_KNOWN_BEGINNINGS = ("x-", "sec-")
 
 
 class PlainHead(msgspec.Struct, frozen=True):
@@ -41,7 +43,7 @@ def read_plain_head(received: bytes) -> PlainHead | None:
     for line in found[2].decode("ascii").splitlines():
         name, _, value = line.partition(":")
         low = name.lower()
-        if name in headers or not (low in _KNOWN or low.startswith("x-")):
+        if name in headers or not (low in _KNOWN or low.startswith(_KNOWN_BEGINNINGS)):
             return None
         headers[name] = value.strip()
     length = headers.get("Content-Length", "")

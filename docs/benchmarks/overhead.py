@@ -53,7 +53,7 @@ STEP_SHAPES = ((1, 128), (5, 512), (32, 512))
 STAGES = (b"x-total-time", b"x-queue-time", b"x-inference-time")
 WARM_ROUNDS = 50
 # One that plain requests do not have: aiohttp then reads and writes all of the connection.
-NOT_PLAIN = "Accept-Language: en\r\n"
+NOT_PLAIN = "Cookie: a=b\r\n"
 # Name, sequences, tokens of each, header lines.
 CASES = (
     ("1x128", 1, 128, ""),

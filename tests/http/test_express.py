@@ -31,7 +31,7 @@ from rose.errors import StepError
 from scheduler.batcher import Batcher
 from scheduler.options import SchedulerOptions
 from tests.fakes import FakeEngine, fake_info
-from tests.http.served import byte_tokenizer, until
+from tests.http.served import byte_tokenizer, serving, until
 
 # What no two answers share: times, ids that the server made up.
 _OWN = re.compile(
@@ -73,6 +73,7 @@ class Way:
 
     runner: web.AppRunner
     engine: FakeEngine
+    batcher: Batcher
     wire: Wire = field(default_factory=Wire)
 
     def __post_init__(self) -> None:
@@ -85,11 +86,14 @@ class Way:
         for piece in pieces:
             self.protocol.data_received(piece)
 
-    async def answer(self, *pieces: bytes) -> bytes:
-        """Everything written for these pieces, each in a turn of its own, without times and made-up ids."""
+    async def answer(self, *pieces: bytes, apart: bool = False) -> bytes:
+        """Everything written for these pieces, without times and made-up ids.
+
+        Each comes in a turn of its own, or when all before it has been answered.
+        """
         for piece in pieces:
             self.feed(piece)
-            await asyncio.sleep(0)
+            await (quiet(self) if apart else asyncio.sleep(0))
         await quiet(self)
         return _OWN.sub(b"", self.wire.written) + b"<closed>" * self.wire.closed
 
@@ -117,7 +121,7 @@ async def opened(*, short: bool, service_s: float | None = 0.0, **options: Any) 
     if not short:
         app._state.pop(PLAIN_ROUTES)
     runner = await prepare(app)
-    way = Way(runner, engine)
+    way = Way(runner, engine, batcher)
     try:
         yield way
     finally:
@@ -133,10 +137,11 @@ def request(body: Any, *lines: str, path: str = "/v1/embeddings", media: str = "
     return "\r\n".join([*head, f"Content-Length: {len(data)}", "", ""]).encode() + data
 
 
-async def both(*pieces: bytes, **options: Any) -> tuple[bytes, bytes, bool]:
+async def both(*pieces: bytes, apart: bool = False, **options: Any) -> tuple[bytes, bytes, bool]:
     """The answers of the short way and of aiohttp's; whether the first stayed short."""
     async with opened(short=True, **options) as short, opened(short=False, **options) as long:
-        return await short.answer(*pieces), await long.answer(*pieces), short.express
+        answers = [await way.answer(*pieces, apart=apart) for way in (short, long)]
+        return answers[0], answers[1], short.express
 
 
 @pytest.fixture(autouse=True)
@@ -206,9 +211,65 @@ async def test_plain_requests_get_the_same_answer(name: str) -> None:
 
 @pytest.mark.parametrize("name", OTHER)
 async def test_other_requests_go_to_aiohttp(name: str) -> None:
-    short, long, stayed = await both(PLAIN["ids"], OTHER[name], PLAIN["ids"], max_body_bytes=1 << 16)
+    pieces = PLAIN["ids"], OTHER[name], PLAIN["ids"]
+    short, long, stayed = await both(*pieces, apart=True, max_body_bytes=1 << 16)
     assert short == long
     assert not stayed
+
+
+CLIENTS = {
+    "requests": (
+        "User-Agent: python-requests/2.32",
+        "Accept-Encoding: gzip",
+        "Accept: */*",
+        "Connection: keep-alive",
+    ),
+    "openai": (
+        "accept: application/json",
+        "x-stainless-lang: python",
+        "openai-project: p",
+        "authorization: Bearer k",
+    ),
+    "node": ("connection: keep-alive", "accept-language: *", "sec-fetch-mode: cors", "user-agent: node"),
+    "nginx": ("x-forwarded-for: 10.0.0.1", "via: 1.1 proxy", "forwarded: for=10.0.0.1"),
+    "traced": ("traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate: a=b"),
+}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+async def test_what_common_clients_send_is_plain(name: str) -> None:
+    short, long, stayed = await both(request(IDS, *CLIENTS[name]))
+    assert short == long
+    assert stayed
+
+
+async def test_a_served_socket_takes_the_short_way() -> None:
+    async with serving() as server:
+        await server.assert_works()
+        (connection,) = server._runner.server.connections
+        assert connection._express
+        assert server._runner.server.requests_count == 1
+
+
+async def test_logged_requests_are_left_to_aiohttp(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG", "gateway.access"):
+        async with opened(short=True) as way:
+            assert b"200 OK" in await way.answer(PLAIN["own id"])
+            assert not way.express
+    assert "id=mine-1" in caplog.text
+
+
+async def test_a_server_that_shuts_down_refuses_and_closes() -> None:
+    answers = []
+    for short in (True, False):
+        async with opened(short=short) as way:
+            await way.batcher.close(0.0)
+            answers.append(await way.answer(PLAIN["own id"], PLAIN["own id"]))
+    assert answers[0] == answers[1]
+    assert answers[0].startswith(b"HTTP/1.1 503")
+    assert answers[0].count(b"HTTP/1.1") == 1
+    assert b"Connection: close" in answers[0]
+    assert answers[0].endswith(b"<closed>")
 
 
 @pytest.mark.parametrize("key", ["", "Authorization: Bearer right", "authorization: bearer wrong"])
