@@ -301,7 +301,7 @@ class Batcher:
         measurable = step.alone or not step.lazy.done
         try:
             result = await step.lazy
-            step.check(result)
+            step.check(result, self._info)
         except Exception as error:
             self._in_flight.finish(self._clock())
             self._step_failed(step.sequences, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from rose.batch import NO_TOKEN_OUTPUTS, BatchResult, LazyTensor, TokenOutput
+from rose.batch import NO_TOKEN_OUTPUTS, BatchResult, EngineInfo, LazyTensor, TokenOutput
 from rose.errors import StepError
 from scheduler.sequence import Sequence
 
@@ -26,14 +26,17 @@ class Step:
     alone: bool = True
     token_outputs: frozenset[TokenOutput] = NO_TOKEN_OUTPUTS
 
-    def check(self, result: BatchResult) -> None:
-        """See whether `result` has all that the batch asked for.
+    def check(self, result: BatchResult, info: EngineInfo) -> None:
+        """See whether `result` has all that the batch asked for, in the shapes that the engine's `info` says.
 
         Raises:
             StepError: it has not.
         """
         if len(result.vectors) != self.num_rows:
             raise StepError(f"{len(result.vectors)} vectors for {self.num_rows} sequences or spans")
+        for rows in (result.vectors, result.int8):
+            if rows is not None and rows.shape != (self.num_rows, info.dimensions):
+                raise StepError(f"rows of shape {rows.shape}; wanted {self.num_rows} of {info.dimensions}")
         for kind in self.token_outputs:
             count = len(result.tokens.get(kind, ()))
             if count != self.num_tokens:

@@ -1,0 +1,162 @@
+"""What clients see of an engine that fails, hangs or dies: through the real gateway, in real time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rose.batch import BatchResult, RaggedBatch
+from rose.errors import EngineError, StepError
+from scheduler.options import SchedulerOptions
+from tests.fakes import FakeEngine, fake_info
+from tests.http.served import Reply, Served, serving, until
+
+pytestmark = pytest.mark.timeout(30)
+
+IN_FLIGHT = 64
+# Two sequences of 4 tokens a batch, so that a fault of one batch can spare the next.
+PAIRS = SchedulerOptions(min_budget_tokens=8, max_budget_tokens=8)
+
+
+async def ask(server: Served, count: int, tokens: int = 4) -> list[asyncio.Task[Reply]]:
+    """Requests of one sequence each, all accepted, with rising ids."""
+    accepted = server.batcher.metrics.accepted + count
+    asked = [asyncio.create_task(server.embed({"input": [10 * n] * tokens})) for n in range(count)]
+    await until(lambda: server.batcher.metrics.accepted == accepted)
+    return asked
+
+
+async def test_the_engine_s_death_with_64_in_flight_is_told_at_once() -> None:
+    """64 typed answers in less than 250 ms, the next refusal in less than 10 ms, /ready 503 in less than 1 s."""
+    engine = FakeEngine(service_s=None)
+    async with serving(engine=engine) as server:
+        await server.send("GET", "/ready")
+        asked = await ask(server, IN_FLIGHT)
+        await until(lambda: server.batcher.metrics.running_seqs == IN_FLIGHT)
+        began_s = time.perf_counter()
+        engine.die("the device fell off the bus")
+        replies = await asyncio.gather(*asked)
+        ended_s = time.perf_counter()
+        refused = await server.embed({"input": [1]})
+        refused_s = time.perf_counter()
+        ready = await server.send("GET", "/ready")
+        ready_s = time.perf_counter()
+    for reply in replies:
+        assert (reply.status, reply.error["code"]) == (503, "unavailable")
+        assert "the device fell off the bus" in reply.error["message"]
+        assert reply.headers["Connection"] == "close"
+    assert ended_s - began_s < 0.250
+    assert refused.status == 503
+    assert refused_s - ended_s < 0.010
+    assert ready.status == 503
+    assert ready_s - began_s < 1.0
+
+
+async def test_a_step_that_never_ends_fails_all_and_the_probes() -> None:
+    engine = FakeEngine()
+    engine.hang_next()
+    options = replace(PAIRS, step_timeout_s=0.5)
+    async with serving(engine=engine, scheduling=options) as server:
+        began_s = time.perf_counter()
+        replies = await asyncio.gather(*await ask(server, IN_FLIGHT))
+        assert 0.4 < time.perf_counter() - began_s < 2.0
+        assert {(reply.status, reply.error["code"]) for reply in replies} == {(503, "unavailable")}
+        assert "has not finished in step_timeout_s=0.5" in replies[0].error["message"]
+        assert (await server.send("GET", "/ready")).status == 503
+        assert (await server.send("GET", "/health")).status == 503
+
+
+class Scripted(FakeEngine):
+    """Ends its oldest step as it is told, and the later ones well."""
+
+    def __init__(self) -> None:
+        super().__init__(service_s=None)
+        self._ending: BatchResult | EngineError | None = None
+
+    def finish_with(self, ending: BatchResult | EngineError) -> None:
+        self._ending = ending
+
+    def _outcome(self, batch: RaggedBatch) -> BatchResult | EngineError:
+        ending, self._ending = self._ending, None
+        return super()._outcome(batch) if ending is None else ending
+
+
+def _fail(engine: Scripted) -> None:
+    engine.finish_with(StepError("a bad kernel"))
+
+
+def _not_finite(engine: FakeEngine) -> None:
+    vectors = np.full((2, 8), np.nan, np.float32)
+    engine.finish_with(BatchResult(vectors, non_finite=(0, 1)))
+
+
+def _too_few_rows(engine: Scripted) -> None:
+    engine.finish_with(BatchResult(np.zeros((1, 8), np.float32)))
+
+
+def _too_narrow(engine: Scripted) -> None:
+    engine.finish_with(BatchResult(np.zeros((2, 7), np.float32)))
+
+
+def _flat(engine: Scripted) -> None:
+    engine.finish_with(BatchResult(np.zeros(2, np.float32)))
+
+
+def _wrong_int8(engine: Scripted) -> None:
+    engine.finish_with(BatchResult(np.zeros((2, 8), np.float32), np.zeros((2, 9), np.int8)))
+
+
+@pytest.mark.parametrize(
+    "fault", [_fail, _not_finite, _too_few_rows, _too_narrow, _flat, _wrong_int8], ids=lambda f: f.__name__
+)
+async def test_a_bad_step_fails_its_own_requests_and_no_others(fault: Callable[[Scripted], None]) -> None:
+    engine = Scripted()
+    async with serving(engine=engine, scheduling=PAIRS) as server:
+        asked = await ask(server, 6)
+        hit = set(engine.batches[0].input_ids.tolist())
+        fault(engine)
+        while not all(request.done() for request in asked):
+            if engine.running:
+                engine.finish()
+            await asyncio.sleep(0.001)
+        for number, request in enumerate(asked):
+            reply = await request
+            if 10 * number in hit:
+                assert (reply.status, reply.error["code"]) == (500, "inference_failed")
+            else:
+                assert reply.status == 200
+        assert (await server.send("GET", "/ready")).status == 200
+
+
+async def test_a_step_that_raises_fails_its_own_requests_and_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = FakeEngine(service_s=0.02)
+    async with serving(engine=engine, scheduling=PAIRS) as server:
+        engine.raise_next(RuntimeError("a bug in the engine"))
+        statuses = [reply.status for reply in await asyncio.gather(*await ask(server, 6))]
+        assert statuses.count(500) in (1, 2)  # one batch, of one request or two
+        assert statuses.count(200) == 6 - statuses.count(500)
+        assert "the engine raised what it should not" in caplog.text
+        await server.assert_works()
+
+
+async def test_too_little_memory_halves_once_and_then_is_503_and_the_process_lives() -> None:
+    info = fake_info(max_batch_seqs=8)
+    engine = FakeEngine(info=info, service_s=0.01, oom_above_seqs=3)
+    async with serving(engine=engine) as server:
+        reply = await server.embed({"input": [[n] * 3 for n in range(6)]})
+        assert reply.status == 200  # 6 do not fit, 3 do
+        assert [batch.num_seqs for batch in engine.batches] == [6, 3, 3]
+        engine.batches.clear()
+        reply = await server.embed({"input": [[n] * 3 for n in range(8)]})
+        assert (reply.status, reply.error["code"]) == (503, "out_of_memory")  # neither 8 nor 4 fit
+        assert [batch.num_seqs for batch in engine.batches][:2] == [8, 4]
+        assert max(batch.num_seqs for batch in engine.batches) == 8
+        assert server.batcher.healthy
+        await server.assert_works()
