@@ -15,8 +15,9 @@ from rose.batch import Int32
 
 @dataclass(frozen=True, slots=True)
 class AddedTokens:
-    """trie: of the tokens, i32[4 n]. leads: u8[256], 1 for their first bytes."""
+    """contents: the tokens. trie: of them, i32[4 n]. leads: u8[256], 1 for their first bytes."""
 
+    contents: tuple[str, ...]
     trie: Int32
     leads: UInt8
 
@@ -27,18 +28,17 @@ def read_added(tokens: list[dict[str, Any]], *, literal: bool, raw: bool) -> Add
     literal: without the special ones. raw: all are looked for in the text as it came, before normalisation.
 
     Raises:
-        UnsupportedError: one is looked for after normalisation, or begins with more than ASCII.
+        UnsupportedError: one is looked for after normalisation, or is not ASCII.
     """
     for token in tokens:
         if raw and token["normalized"]:
             raise UnsupportedError(f"added token {token['content']!r} is looked for in normalised text")
-        if not token["content"][:1].isascii():
-            raise UnsupportedError(f"added token {token['content']!r} begins with a character outside ASCII")
-    contents = [
-        token["content"].encode()
-        for token in tokens
-        if token["content"] and not (literal and token["special"])
-    ]
+        if not token["content"].isascii():
+            raise UnsupportedError(f"added token {token['content']!r} is not ASCII")
+    contents = tuple(
+        token["content"] for token in tokens if token["content"] and not (literal and token["special"])
+    )
+    encoded = [content.encode() for content in contents]
     leads = np.zeros(256, np.uint8)
-    leads[[content[0] for content in contents]] = 1
-    return AddedTokens(build_trie({content: index for index, content in enumerate(contents)}), leads)
+    leads[[content[0] for content in encoded]] = 1
+    return AddedTokens(contents, build_trie({content: at for at, content in enumerate(encoded)}), leads)

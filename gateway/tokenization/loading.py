@@ -52,4 +52,8 @@ def _kernel(file: dict[str, Any]) -> Kernel:
         from gateway.tokenization.unigram import read_unigram
 
         return read_unigram(file)
+    if model == "BPE":
+        from gateway.tokenization.bpe import read_bpe
+
+        return read_bpe(file)
     raise UnsupportedError(f"a {model} model")

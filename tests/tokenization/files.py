@@ -8,12 +8,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from gateway.tokenization.huggingface import HuggingFaceTokenizer
+from gateway.tokenization.kernels.scanner import PATTERNS
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 XLM_R = SHARED / "tokenizers" / "xlm-roberta-unigram.json.xz"
+QWEN3 = Path(__file__).resolve().parents[2] / ".carry" / "text" / "tokenizer.json"
 
 _TRAINING = [
     "The quick brown fox jumps over the lazy dog, and don't you forget it.",
@@ -23,17 +34,11 @@ _TRAINING = [
 ] * 4
 
 
-def real_xlm_roberta() -> dict[str, Any]:
-    """XLM-R's file, parsed."""
-    parsed: dict[str, Any] = json.loads(lzma.decompress(XLM_R.read_bytes()))
-    return parsed
-
-
 def charsmap() -> str | None:
     """SentencePiece's nmt_nfkc map, out of XLM-R's file; None where that is not at hand."""
     if not XLM_R.exists():
         return None
-    found: str = real_xlm_roberta()["normalizer"]["normalizers"][0]["precompiled_charsmap"]
+    found: str = _real(XLM_R)["normalizer"]["normalizers"][0]["precompiled_charsmap"]
     return found
 
 
@@ -111,7 +116,72 @@ def unigram_file(form: str) -> dict[str, Any]:
     return parsed
 
 
-UNIGRAM_FORMS = ("t5", "t5, older", "mbart", "xlm-r", "no prefix", "first, unsplit", "byte fallback")
+@cache
+def trained_bpe() -> str:
+    """A byte-level BPE model of 700 tokens, as a file."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=700,
+        special_tokens=["<|endoftext|>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_TRAINING, trainer)
+    return tokenizer.to_str()
+
+
+def bpe_file(form: str) -> dict[str, Any]:
+    """A small file in the form of a model family."""
+    tokenizer = Tokenizer.from_str(trained_bpe())
+    if form == "gpt-2":
+        return _parsed(tokenizer)
+    pattern = next(pattern for pattern, number in PATTERNS.items() if number == (1 if form == "qwen" else 3))
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    if form == "qwen":
+        tokenizer.normalizer = normalizers.NFC()
+    elif form == "llama 3":
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+        )
+    elif form == "modernbert":
+        tokenizer.normalizer = normalizers.NFC()
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.add_tokens([AddedToken("   ", normalized=True), AddedToken("|||IP|||", normalized=True)])
+        tokenizer.add_special_tokens([AddedToken("[MASK]", lstrip=True)])
+    parsed = _parsed(tokenizer)
+    parsed["model"]["ignore_merges"] = form == "llama 3"
+    return parsed
+
+
+def _parsed(tokenizer: Tokenizer) -> dict[str, Any]:
+    parsed: dict[str, Any] = json.loads(tokenizer.to_str())
+    return parsed
+
+
+def _real(path: Path) -> dict[str, Any]:
+    text = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
+    parsed: dict[str, Any] = json.loads(text)
+    return parsed
+
+
+_UNIGRAM = ("t5", "t5, older", "mbart", "xlm-r", "no prefix", "first, unsplit", "byte fallback")
+_BPE = ("gpt-2", "qwen", "llama 3", "modernbert")
+# What each form is served by. Real files are here if they are at hand.
+SMALL_FORMS = dict.fromkeys(_UNIGRAM, "unigram") | dict.fromkeys(_BPE, "byte-level BPE")
+_REAL = {"real xlm-r": (XLM_R, "unigram"), "real qwen 3": (QWEN3, "byte-level BPE")}
+REAL_FORMS = {form: backend for form, (path, backend) in _REAL.items() if path.exists()}
+FORMS = SMALL_FORMS | REAL_FORMS
+
+
+def file_of(form: str) -> dict[str, Any]:
+    """A tokenizer.json of that form, parsed."""
+    if form in REAL_FORMS:
+        return _real(_REAL[form][0])
+    return unigram_file(form) if form in _UNIGRAM else bpe_file(form)
 
 
 def reference(file: dict[str, Any] | str) -> HuggingFaceTokenizer:

@@ -183,14 +183,14 @@ def _end_word(memory: Int64) -> int:
     if stop > MAX_WORD:
         out = _best_path(memory, stop, out)
     else:
-        key = hash_of(word, stop)
-        slot = find(memory, _WORDS, key, word, stop)
+        key = hash_of(word, 0, stop)
+        slot = find(memory, _WORDS, key, word, (0, stop))
         if slot >= 0:
             out = recall(memory, _WORDS, slot, array_at(memory, IDS, np.int32), out)
         else:
             out = _best_path(memory, stop, out)
             if out >= 0:
-                remember(memory, _WORDS, key, word, stop, (state[OUT], out))
+                remember(memory, _WORDS, key, word, (0, stop), (state[OUT], out))
     if out < 0:
         return ROOM
     state[_USED], state[OUT] = 0, out

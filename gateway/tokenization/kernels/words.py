@@ -31,20 +31,20 @@ def new_words() -> Words:
 
 
 @inner
-def hash_of(word: UInt8, stop: int) -> np.uint64:
-    """A hash of word[:stop], never 0."""
+def hash_of(text: UInt8, start: int, stop: int) -> np.uint64:
+    """A hash of text[start:stop], never 0."""
     value = _SEED
-    for at in range(stop):
-        value = (value ^ np.uint64(word[at])) * _FACTOR
+    for at in range(start, stop):
+        value = (value ^ np.uint64(text[at])) * _FACTOR
         value ^= value >> _HALF
     return value | _ONE
 
 
 @inner
-def find(memory: Int64, first: int, key: np.uint64, word: UInt8, stop: int) -> int:
-    """The slot of the word word[:stop] of hash `key`, or -1. first: the number of the table's first array."""
+def find(memory: Int64, first: int, key: np.uint64, text: UInt8, span: tuple[int, int]) -> int:
+    """The slot of the word text[span] of hash `key`, or -1. first: the number of the table's first array."""
     slots, keys = array_at(memory, first, np.uint64), array_at(memory, first + 1, np.uint8)
-    length = stop
+    start, length = span[0], span[1] - span[0]
     for probe in range(_PROBES):
         slot = 3 * signed(((key >> _HALF) + np.uint64(probe)) & _MASK)
         if slots[slot] == key:
@@ -53,7 +53,7 @@ def find(memory: Int64, first: int, key: np.uint64, word: UInt8, stop: int) -> i
                 at = where >> 16
                 same = True
                 for index in range(length):
-                    if keys[at + index] != word[index]:
+                    if keys[at + index] != text[start + index]:
                         same = False
                         break
                 if same:
@@ -78,14 +78,14 @@ def recall(memory: Int64, first: int, slot: int, ids: Int32, at: int) -> int:
 
 @inner
 def remember(
-    memory: Int64, first: int, key: np.uint64, word: UInt8, stop: int, span: tuple[int, int]
+    memory: Int64, first: int, key: np.uint64, text: UInt8, span: tuple[int, int], out: tuple[int, int]
 ) -> None:
-    """Keep that the word word[:stop] of hash `key`, at most MAX_WORD long, has the ids output[span]."""
+    """Keep that the word text[span] of hash `key`, at most MAX_WORD bytes, has the ids Output.ids[out]."""
     slots, keys = array_at(memory, first, np.uint64), array_at(memory, first + 1, np.uint8)
     values, used = array_at(memory, first + 2, np.int32), array_at(memory, first + 3, np.int64)
     ids = array_at(memory, IDS, np.int32)
-    count = span[1] - span[0]
-    if used[0] + stop > len(keys) or used[1] + count > len(values):
+    length, count = span[1] - span[0], out[1] - out[0]
+    if used[0] + length > len(keys) or used[1] + count > len(values):
         for index in range(len(slots)):
             slots[index] = 0
         used[0] = used[1] = 0
@@ -96,12 +96,12 @@ def remember(
             slot = candidate
             break
     at, value_at = used[0], used[1]
-    for index in range(stop):
-        keys[at + index] = word[index]
+    for index in range(length):
+        keys[at + index] = text[span[0] + index]
     for index in range(count):
-        values[value_at + index] = ids[span[0] + index]
+        values[value_at + index] = ids[out[0] + index]
     slots[slot] = key
-    slots[slot + 1] = np.uint64(at << 16 | stop)
+    slots[slot + 1] = np.uint64(at << 16 | length)
     slots[slot + 2] = np.uint64(value_at << 16 | count)
-    used[0] += stop
+    used[0] += length
     used[1] += count

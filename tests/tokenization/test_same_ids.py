@@ -1,4 +1,4 @@
-"""Compiled Unigram gives the library's ids, whatever the text."""
+"""Compiled tokenisers give the library's ids, whatever the text."""
 
 from __future__ import annotations
 
@@ -9,23 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.tokenization.base import Tokenizer
-from gateway.tokenization.compiled import CompiledTokenizer
 from gateway.tokenization.huggingface import HuggingFaceTokenizer
 from gateway.tokenization.loading import compiled
 from tests.tokenization.exact import assert_same, vocabulary
-from tests.tokenization.files import SHARED, UNIGRAM_FORMS, XLM_R, real_xlm_roberta, reference, unigram_file
+from tests.tokenization.files import FORMS, REAL_FORMS, SHARED, SMALL_FORMS, file_of, reference
 from tests.tokenization.strings import corpora, every_block, strange
-
-FORMS = (*UNIGRAM_FORMS, "real xlm-r") if XLM_R.exists() else UNIGRAM_FORMS
 
 
 @cache
 def both(form: str) -> tuple[Tokenizer, HuggingFaceTokenizer]:
     """Ours and the library's."""
-    library = reference(real_xlm_roberta() if form == "real xlm-r" else unigram_file(form))
+    library = reference(file_of(form))
     ours = compiled(library)
-    assert isinstance(ours, CompiledTokenizer)
-    assert ours.backend == "unigram"
+    assert ours.backend == FORMS[form]
     return ours, library
 
 
@@ -45,11 +41,19 @@ def test_many_strange_strings(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_unicode_block(form: str) -> None:
+def test_unicode_blocks(form: str) -> None:
+    """Those up to U+33FF whole, of the rest a sample."""
     ours, library = both(form)
     blocks = list(every_block())
-    some = blocks[: 3 * 0x34] + blocks[3 * 0x34 :: 37]
-    assert_same(ours, library, blocks if form in ("real xlm-r", "t5") else some)
+    assert_same(ours, library, blocks[: 3 * 0x34] + blocks[3 * 0x34 :: 61])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("form", FORMS)
+def test_every_unicode_block(form: str) -> None:
+    ours, library = both(form)
+    assert_same(ours, library, every_block())
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -58,11 +62,11 @@ def test_corpora_in_many_languages(form: str) -> None:
         pytest.skip("no data sets beside the checkout")
     ours, library = both(form)
     texts = corpora(SHARED / "data")
-    assert_same(ours, library, texts if form == "real xlm-r" else texts[::9])
+    assert_same(ours, library, texts if form in REAL_FORMS else texts[::9])
 
 
 @settings(max_examples=150, deadline=None)
-@given(text=st.text(max_size=60), form=st.sampled_from(UNIGRAM_FORMS))
+@given(text=st.text(max_size=60), form=st.sampled_from([*SMALL_FORMS]))
 def test_any_text(text: str, form: str) -> None:
     ours, library = both(form)
     assert_same(ours, library, [text])
