@@ -41,7 +41,7 @@ from scheduler.batcher import Batcher
 from scheduler.options import SchedulerOptions
 
 DIMENSIONS = 1024
-WARMUP_S = 1.0
+ACCEPT_S, WARMUP_S = 0.2, 1.0
 LAG_PERIOD_S = 0.002
 INFO = EngineInfo("null", "null", "float32", "cpu", DIMENSIONS, 30_000, 512, 16_384, 256, "mean", True)
 
@@ -145,9 +145,8 @@ class Client(asyncio.Protocol):
         self._head = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the first request."""
+        """Wait for `send`."""
         self._transport = cast(asyncio.Transport, transport)
-        self._send()
 
     def data_received(self, data: bytes) -> None:
         """Note the time of a whole answer and send the next request."""
@@ -163,9 +162,10 @@ class Client(asyncio.Protocol):
         self._left -= len(data)
         if self._left == 0:
             self._latencies_ms.append((time.perf_counter() - self._sent_s) * 1e3)
-            self._send()
+            self.send()
 
-    def _send(self) -> None:
+    def send(self) -> None:
+        """Send a request."""
         self._left, self._head = -1, b""
         self._sent_s = time.perf_counter()
         self._transport.write(self._wire)
@@ -179,6 +179,9 @@ async def drive(port: int, case: Case, in_flight: int, seconds: float) -> dict[s
         await loop.create_connection(lambda: Client(case.wire, latencies_ms), "127.0.0.1", port)
         for _ in range(in_flight)
     ]
+    await asyncio.sleep(ACCEPT_S)
+    for _, client in clients:
+        client.send()
     await asyncio.sleep(WARMUP_S)
     before, cpu_s, started_s = len(latencies_ms), await server_state(port), time.perf_counter()
     await asyncio.sleep(seconds)

@@ -163,3 +163,19 @@ def test_a_file_at_the_socket_s_path_is_left_alone(tmp_path: Path) -> None:
     for taken in (path, tmp_path):
         with pytest.raises(OSError, match="something else than a socket"):
             listen_at(str(taken))
+
+
+async def test_many_connections_are_accepted_within_a_few_turns() -> None:
+    listening = listen_on("127.0.0.1", 0)
+    port = Port(listening)
+    await port.open()
+    clients = [socket.create_connection(listening.getsockname(), timeout=10) for _ in range(64)]
+    try:
+        for _ in range(12):  # one connection a turn would take 64
+            await asyncio.sleep(0)
+        assert port._loading is not None and port._loading.server is not None
+        assert len(port._loading.server.connections) == len(clients)
+    finally:
+        for client in clients:
+            client.close()
+        await port.close()
