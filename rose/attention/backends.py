@@ -114,8 +114,7 @@ def _flat(spec: AttentionSpec) -> dict[str, AttentionBackend]:
     if not flat.takes(spec) or not dispatch.has_triton():
         return {}
     found: dict[str, AttentionBackend] = {}
-    kinds: tuple[type[flat.FlatAttention], ...] = (flat.FlatAttention, flat.FlatProductAttention)
-    for kind in kinds:
+    for kind in flat.BACKENDS:
         try:
             found[kind.name] = _proven(kind(spec), spec)
         except Exception as error:  # whatever a compiler may raise; the others serve

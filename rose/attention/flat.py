@@ -78,3 +78,6 @@ class FlatProductAttention(FlatAttention):
         """See ProductAttention.forward_product."""
         plan = self.plan_of(len(out), len(cu_seqlens) - 1)
         self._kernels.flat_attention_of_product(product, rope, cu_seqlens, self._spec, plan, out)
+
+
+BACKENDS: tuple[type[FlatAttention], ...] = (FlatAttention, FlatProductAttention)

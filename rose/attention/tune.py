@@ -2,17 +2,18 @@
 
 Every backend at hand runs every batch of the grid in a CUDA graph of as many calls as its model has layers,
 launched as in a forward, is checked against fp32, and its host plan is timed apart. Where layers norm and
-rotate q and k, that is part of it: some backends do it themselves. Under a minute on an H200.
+rotate q and k, that is part of it: some backends do it themselves. About a minute on an H200.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,13 +22,17 @@ import numpy as np
 import torch
 
 from rose.aot.folders import user_cache
+from rose.attention import flat
 from rose.attention.backends import load_backends
 from rose.attention.base import AttentionSpec, ProductAttention
+from rose.attention.flat_plan import MAX_PRODUCT_LENGTH
 from rose.attention.policy import FORMAT, USER_TABLE
 from rose.attention.reference import reference_attention, relative_error
+from rose.kernels import dispatch
 from rose.kernels.early import early_for, launching
 from rose.kernels.gemm import fetches_early, gemm_plan, uses_table
 from rose.kernels.rope import QkRope, qk_norm_rope, rope_table
+from rose.kernels.tables import say
 from rose.kernels.timing import graph_us
 
 if TYPE_CHECKING:
@@ -36,12 +41,14 @@ if TYPE_CHECKING:
 
 # sequences x length
 GRID = (
-    *("1x16", "1x32", "1x64", "1x128", "1x256", "1x512", "1x1024", "1x2048", "1x4096", "4x32", "16x32"),
-    *("64x16", "4x128", "8x64", "16x128"),
-    *("128x50", "8x512", "16x512", "50x512", "100x512", "4x4096", "16x4096", "400x128", "512x16"),
+    *("1x16", "1x32", "1x64", "1x128", "1x256", "1x512", "1x1024", "1x2048", "1x4096"),
+    *("4x32", "16x32", "64x16", "512x16", "64x50", "128x50", "8x64", "4x128", "16x128", "400x128"),
+    *("4x512", "8x512", "16x512", "50x512", "100x512", "4x4096"),
 )
 MAX_ERROR = 0.02  # bf16 kernels are near 0.002
-BUDGET_S = 0.04  # of replays, for one backend and batch
+BUDGET_S = 0.03  # of replays, for one backend and batch
+# That compile: more would wait for each other's Python.
+MAX_THREADS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +72,21 @@ class Model:
         width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         return None if self.hidden is None else (width, self.hidden, "sum")
 
+    def spec(self, device: torch.device) -> AttentionSpec:
+        """In bf16."""
+        heads = (self.num_heads, self.num_kv_heads, self.head_dim)
+        return AttentionSpec(*heads, self.head_dim**-0.5, self.causal, torch.bfloat16, device)
 
-MODELS = (
-    Model(128, 16, 8, 28, hidden=1024),  # pplx-embed 0.6B
-    Model(128, 16, 8, 28, causal=True, hidden=1024),  # Qwen3-Embedding 0.6B
-    Model(64, 16, 16, 24),  # BGE-M3
-    Model(32, 12, 12, 12),  # bge-small, MiniLM
-)
+    def takes_product(self, length: int) -> bool:
+        """Whether attention straight from the product is worth a try for sequences of so many tokens."""
+        return self.hidden is not None and length <= MAX_PRODUCT_LENGTH
+
+
+PPLX_EMBED = Model(128, 16, 8, 28, hidden=1024)
+QWEN3_EMBEDDING = Model(128, 16, 8, 28, causal=True, hidden=1024)
+BGE_M3 = Model(64, 16, 16, 24)
+MINILM = Model(32, 12, 12, 12)
+MODELS = (PPLX_EMBED, QWEN3_EMBEDDING, BGE_M3, MINILM)
 
 
 class Batch:
@@ -101,13 +116,14 @@ class Batch:
 
     def forward(self, backend: AttentionBackend) -> None:
         """One layer's attention, into `out`; rotation in place starts from what the call before left."""
-        if self.rope is not None and isinstance(backend, ProductAttention):
-            backend.forward_product(self.product, self.rope, self.out, self.cu_seqlens)
-            return
-        if self.rope is not None:
-            source = self.product if self.product.dim() == 3 else self.qkv
-            qk_norm_rope(source, self.positions, self.rope, self.qkv)
-        backend.forward(self.q, self.k, self.v, self.out, self.cu_seqlens, self.length)
+        with launching(self.early):
+            if self.rope is not None and isinstance(backend, ProductAttention):
+                backend.forward_product(self.product, self.rope, self.out, self.cu_seqlens)
+                return
+            if self.rope is not None:
+                source = self.product if self.product.dim() == 3 else self.qkv
+                qk_norm_rope(source, self.positions, self.rope, self.qkv)
+            backend.forward(self.q, self.k, self.v, self.out, self.cu_seqlens, self.length)
 
     def restart(self) -> None:
         """As it was before the first forward; `out` holds NaN."""
@@ -150,6 +166,40 @@ def _splits(qkv: torch.Tensor, key: WeightKey) -> int:
     return 1 if plan is None else plan.splits
 
 
+def worth_trying(
+    model: Model, backends: Mapping[str, AttentionBackend], length: int
+) -> dict[str, AttentionBackend]:
+    """Without what starts from a product where there is none: from q, k and v it is another's kernel."""
+    takes_product = model.takes_product(length)
+    return {
+        name: backend
+        for name, backend in backends.items()
+        if takes_product or not isinstance(backend, ProductAttention)
+    }
+
+
+def compile_ours(models: Collection[Model], shapes: Collection[str], device: torch.device) -> None:
+    """Every variant of a Triton kernel that measuring will launch, several at a time."""
+    from rose.kernels.jit.compile import compiling
+
+    started = time.perf_counter()
+    with compiling(min(os.cpu_count() or 1, MAX_THREADS)):
+        for model in models:
+            spec = model.spec(device)
+            ours = {kind.name: kind(spec) for kind in flat.BACKENDS} if flat.takes(spec) else {}
+            for num_seqs, length in map(parsed, shapes):
+                batch = Batch(spec, num_seqs, length, model.qkv)
+                for backend in worth_trying(model, ours, length).values():
+                    batch.forward(backend)
+    say(f"compiled in {time.perf_counter() - started:.1f} s")
+
+
+def parsed(shape: str) -> tuple[int, int]:
+    """Sequences and their length."""
+    num_seqs, length = shape.split("x")
+    return int(num_seqs), int(length)
+
+
 def time_plan(backend: AttentionBackend, batch: Batch) -> float:
     """Microseconds on the host of planning `batch`, the median of 20."""
     times = []
@@ -165,9 +215,8 @@ def time_forward(backend: AttentionBackend, batch: Batch, layers: int) -> float:
     """Microseconds on the device of `layers` calls in one CUDA graph."""
 
     def enqueue() -> None:
-        with launching(batch.early):
-            for _ in range(layers):
-                batch.forward(backend)
+        for _ in range(layers):
+            batch.forward(backend)
 
     torch.cuda.synchronize()  # the plan, if there is one, was copied on another stream
     return graph_us(enqueue, budget_s=BUDGET_S)
@@ -207,25 +256,25 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def run(arguments: argparse.Namespace, report: Callable[[str], None]) -> tuple[dict[str, Any], bool]:
+def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     """Measure all; the table as JSON values, and whether every backend was right everywhere."""
+    models = [model for model in MODELS if model.head_dim in (arguments.head_dim or [model.head_dim])]
+    shapes = arguments.shape or GRID
     device = torch.device("cuda", torch.cuda.current_device())
+    if dispatch.has_triton():
+        compile_ours(models, shapes, device)
     cells, sound = [], True
-    for model in MODELS:
-        if arguments.head_dim and model.head_dim not in arguments.head_dim:
-            continue
-        spec = AttentionSpec(
-            model.num_heads, model.num_kv_heads, model.head_dim, model.head_dim**-0.5,
-            model.causal, torch.bfloat16, device,
-        )  # fmt: skip
+    for model in models:
+        started, spec = time.perf_counter(), model.spec(device)
         backends = load_backends(spec, arguments.aot)
-        report(f"{model}: {', '.join(backends)}")
-        for shape in arguments.shape or GRID:
-            num_seqs, length = (int(number) for number in shape.split("x"))
-            cell = measure(model, backends, Batch(spec, num_seqs, length, model.qkv))
-            sound &= len(cell["us"]) == sum(backend.capturable for backend in backends.values())
+        say(f"{model}, µs of all layers, host plan included:\n" + _line("", backends, "fastest"))
+        for num_seqs, length in map(parsed, shapes):
+            worth = worth_trying(model, backends, length)
+            cell = measure(model, worth, Batch(spec, num_seqs, length, model.qkv))
+            sound &= len(cell["us"]) == sum(backend.capturable for backend in worth.values())
             cells.append(cell)
-            report(_line(shape, cell))
+            say(_report(f"{num_seqs}x{length}", cell, backends))
+        say(f"{time.perf_counter() - started:.1f} s")
     table = {
         "format": FORMAT,
         "device": torch.cuda.get_device_name(device),
@@ -236,12 +285,17 @@ def run(arguments: argparse.Namespace, report: Callable[[str], None]) -> tuple[d
     return table, sound
 
 
-def _line(shape: str, cell: dict[str, Any]) -> str:
-    parts = [
-        f"{name} {cell['us'].get(name, 'LEFT OUT')} (plan {cell['plan_us'].get(name, '-')}, error {error})"
-        for name, error in cell["rel_error"].items()
-    ]
-    return f"  {shape:>8}: " + "; ".join(parts)
+def _report(shape: str, cell: dict[str, Any], backends: Collection[str]) -> str:
+    """A line of the printed table; a wrong result shows its error, and what was not tried a dash."""
+    us, errors = cell["us"], cell["rel_error"]
+    total = {name: time + cell["plan_us"][name] for name, time in us.items()}
+    shown = {name: f"error {error}" for name, error in errors.items() if error > MAX_ERROR}
+    shown |= {name: f"{time:.1f}" for name, time in total.items()}
+    return _line(shape, [shown.get(name, "-") for name in backends], min(total, key=total.__getitem__))
+
+
+def _line(first: str, columns: Iterable[str], last: str) -> str:
+    return f"{first:>10} " + "".join(f"{column:>16}" for column in columns) + f"  {last}"
 
 
 def dump(table: dict[str, Any], path: Path) -> None:
@@ -259,9 +313,9 @@ def main(argv: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("no CUDA device: there is nothing to tune", file=sys.stderr)  # noqa: T201
         return 2
-    table, sound = run(arguments, lambda line: print(line, flush=True))  # noqa: T201
+    table, sound = run(arguments)
     dump(table, arguments.out)
-    print(f"wrote {arguments.out}: {len(table['cells'])} batches")  # noqa: T201
+    say(f"wrote {arguments.out}: {len(table['cells'])} batches")
     return 0 if sound else 1
 
 

@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product as combinations
 from pathlib import Path
@@ -22,34 +22,13 @@ from typing import Any
 
 import torch
 
-from rose.attention.base import AttentionSpec
 from rose.attention.flat_plan import FlatPlan
+from rose.attention.tune import BGE_M3, PPLX_EMBED, Model
 from rose.kernels.tables import say
 
+MODELS = (PPLX_EMBED, BGE_M3)
 SHAPES = ("1x16", "1x32", "1x64", "1x128", "1x256", "1x512", "4x128", "16x32", "8x64", "1x1024")
 MAX_ERROR = 0.006
-# From the product, keys are normed by every program: no use where there are more than this in a sequence.
-MAX_PRODUCT_LENGTH = 256
-SHARED_BYTES = 227 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A family's attention. rotates: whether its layers norm and rotate q and k."""
-
-    head_dim: int
-    num_heads: int
-    num_kv_heads: int
-    layers: int
-    rotates: bool
-
-    def spec(self, device: torch.device) -> AttentionSpec:
-        """Bidirectional, in bf16."""
-        heads = (self.num_heads, self.num_kv_heads, self.head_dim)
-        return AttentionSpec(*heads, self.head_dim**-0.5, False, torch.bfloat16, device)
-
-
-MODELS = (Model(128, 16, 8, 28, rotates=True), Model(64, 16, 16, 24, rotates=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +40,6 @@ class Job:
     length: int
     plan: FlatPlan
     splits: int
-    half_angles: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -96,11 +74,9 @@ def jobs(model: Model, shape: str) -> Iterator[Job]:
     num_tokens = num_seqs * length
     for plan in plans(model, num_tokens, length, from_product=False):
         yield Job(model, num_seqs, length, plan, 0)
-    if model.rotates and length <= MAX_PRODUCT_LENGTH:
+    if model.takes_product(length):
         for plan in plans(model, num_tokens, length, from_product=True):
             yield Job(model, num_seqs, length, plan, 1)
-            if num_tokens == 128:
-                yield Job(model, num_seqs, length, plan, 1, half_angles=True)
             if num_tokens <= 128 and (plan.block_n < 64 or plan.warps == 8):  # others spill
                 yield Job(model, num_seqs, length, plan, 2)
 
@@ -129,7 +105,6 @@ class Tensors:
         weight = torch.ones(2, spec.head_dim, dtype=torch.bfloat16, device=device)
         table = rope_table(spec.head_dim, 1e6, 4096, device)
         self.rope = QkRope(spec.num_heads, spec.num_kv_heads, spec.head_dim, 1e-6, weight, table)
-        self.half_rope = replace(self.rope, cos_sin=table.half())
 
     def source(self, splits: int) -> torch.Tensor:
         """The product, or that many partial sums of it."""
@@ -140,10 +115,8 @@ class Tensors:
         from rose.kernels.jit import flat_attention as jit
 
         if job.splits:
-            rope = self.half_rope if job.half_angles else self.rope
-            jit.flat_attention_of_product(
-                self.source(job.splits), rope, self.cu_seqlens, self.spec, job.plan, self.out
-            )
+            source = self.source(job.splits)
+            jit.flat_attention_of_product(source, self.rope, self.cu_seqlens, self.spec, job.plan, self.out)
         else:
             jit.flat_attention((self.q, self.k, self.v), self.cu_seqlens, self.spec, job.plan, self.out)
 
@@ -170,7 +143,7 @@ def compile_all(wanted: list[Job], processes: int) -> None:
     """Every candidate's variant once, before this process has a CUDA context that a child could inherit."""
     unlike: dict[object, Job] = {}
     for job in wanted:
-        key = (job.model, job.plan, job.splits, job.half_angles, job.num_seqs > 1, early_of(job.num_tokens))
+        key = (job.model, job.plan, job.splits, job.num_seqs > 1, early_of(job.num_tokens))
         unlike.setdefault(key, job)
     say(f"{len(wanted)} candidates, {len(unlike)} variants")
     started = time.perf_counter()
@@ -228,13 +201,13 @@ def measure(
         attend()
         error = relative_error(tensors.out, expected[0])
         row: dict[str, Any] = {**base, "name": name, "us": timed(attend), "error": error}
-        if model.rotates:
+        if model.qkv:
             kept = tensors.qkv.clone()
             for splits in (1, 2) if num_seqs * length <= 128 else (1,):
                 row[f"with_rope_of_{splits}"] = timed(partial(rotate, splits), attend)
             tensors.qkv.copy_(kept)
         yield row
-    if model.rotates:
+    if model.qkv:
         kept = tensors.qkv.clone()
         for splits in (1, 2):
             yield {**base, "name": f"rope of {splits}", "us": timed(partial(rotate, splits))}
@@ -243,14 +216,13 @@ def measure(
         if job.splits not in expected:
             expected[job.splits] = expected_of(tensors.source(job.splits))
         row = {**base, "name": "product" if job.splits else "flat", "splits": job.splits, **asdict(job.plan)}
-        row["half_angles"] = job.half_angles
         try:
             tensors.out.fill_(float("nan"))
             with launching(Early(early_of(job.num_tokens))):
                 tensors.run(job)
             row["error"] = error = relative_error(tensors.out, expected[job.splits])
             row["us"] = timed(partial(tensors.run, job))
-            if model.rotates and not job.splits and error < MAX_ERROR:
+            if model.qkv and not job.splits and error < MAX_ERROR:
                 kept = tensors.qkv.clone()
                 row["with_rope_of_1"] = timed(partial(rotate, 1), partial(tensors.run, job))
                 tensors.qkv.copy_(kept)
@@ -264,16 +236,16 @@ def report(rows: list[dict[str, Any]], kept: int = 3) -> None:
     groups: dict[tuple[object, ...], list[dict[str, Any]]] = {}
     for row in rows:
         if "us" in row:
-            key = (row["name"], row.get("splits", 0), row.get("half_angles", False))
+            key = (row["name"], row.get("splits", 0))
             groups.setdefault(key, []).append(row)
-    for (name, splits, half), found in groups.items():
+    for (name, splits), found in groups.items():
         for row in sorted(found, key=lambda row: row["us"])[:kept]:
             rope = " ".join(f"{key[5:]} {row[key]}" for key in row if key.startswith("with_rope"))
             plan = (
                 "m{block_m} n{block_n} h{heads} w{warps} s{stages}".format(**row) if "block_m" in row else ""
             )
             mark = "" if row.get("error", 0) < MAX_ERROR else " WRONG"
-            kind = f"{name}{f' of {splits}' if splits else ''}{' half' if half else ''}"
+            kind = f"{name}{f' of {splits}' if splits else ''}"
             say(f"  {kind:>18} {row['us']:8.1f} {rope} {plan} {row.get('error', 0):.5f}{mark}")
     for row in rows:
         if "failed" in row:

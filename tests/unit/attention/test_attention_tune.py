@@ -104,6 +104,21 @@ def test_what_is_written_is_what_the_policy_reads(tmp_path: Path) -> None:
     assert fastest(read, spec, BatchShape(500, 1, 500), ["sdpa", "fa4"]) == "fa4"
 
 
+@pytest.mark.parametrize(
+    ("model", "length", "tried"),
+    [
+        (tune.PPLX_EMBED, 256, ["sdpa", "product"]),
+        (tune.PPLX_EMBED, 257, ["sdpa"]),
+        (tune.BGE_M3, 16, ["sdpa"]),
+    ],
+)
+def test_attention_of_a_product_is_tried_where_there_is_one_and_sequences_are_short(
+    model: tune.Model, length: int, tried: list[str]
+) -> None:
+    backends = {"sdpa": SdpaAttention(SPEC), "product": FromProduct()}
+    assert list(tune.worth_trying(model, backends, length)) == tried
+
+
 def test_without_a_gpu_the_command_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
