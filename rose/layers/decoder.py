@@ -46,8 +46,13 @@ class DecoderLayer:
     down: Projection
 
     def project(self, rows: DecoderBuffers) -> Tensor:
-        """The QKV product of rows.hidden, input_norm(residual): rows.qkv, or partial sums in rows.partials."""
+        """The QKV product of rows.hidden, input_norm(residual): rows.qkv, or partials in rows.partials."""
         return self.qkv(rows.hidden, rows.qkv, rows.partials)
+
+    def follow(self, mixed: Tensor, rows: DecoderBuffers) -> Tensor:
+        """`project` after another layer, whose `mix` returned `mixed`; that is added to rows.residual."""
+        add_rms_norm(mixed, rows.residual, self.input_norm, rows.hidden)
+        return self.project(rows)
 
     def rotate(self, product: Tensor, rows: DecoderBuffers) -> None:
         """What `project` returned to rows.qkv, normed and rotated."""
@@ -58,24 +63,11 @@ class DecoderLayer:
 
         product: what `project` returned; None: buffers.qkv holds q and k normed and rotated already.
         """
-        rope, num_tokens, attention = self.rope, batch.num_tokens, batch.attention
-        context = buffers.context.view(num_tokens, rope.num_heads, rope.head_dim)
-        if product is not None and isinstance(attention, ProductAttention):
-            attention.forward_product(product, rope, context, batch.cu_seqlens)
-            return
-        if product is not None:
-            self.rotate(product, buffers)
-        heads = buffers.qkv.view(num_tokens, -1, rope.head_dim)
-        q, k, v = torch.split(heads, [rope.num_heads, rope.num_kv_heads, rope.num_kv_heads], dim=1)
-        attention.forward(q, k, v, context, batch.cu_seqlens, batch.max_seqlen)
+        attend(self.rope, batch, buffers, product)
 
     def pick(self, batch: DeviceBatch, buffers: DecoderBuffers, which: Which) -> DecoderBuffers:
         """Buffers of the first or last row of each of S <= T sequences, with what `mix` reads."""
-        picked = buffers.picked(batch.num_seqs)
-        pick_rows(
-            (buffers.context, buffers.residual), batch.cu_seqlens, which, (picked.context, picked.residual)
-        )
-        return picked
+        return pick(batch, buffers, which)
 
     def mix(self, rows: DecoderBuffers) -> Tensor:
         """rows.context through the rest of the layer.
@@ -89,6 +81,27 @@ class DecoderLayer:
         return self.down(gated, rows.hidden, rows.partials)
 
 
+def attend(rope: QkRope, batch: DeviceBatch, buffers: DecoderBuffers, product: Tensor | None) -> None:
+    """See DecoderLayer.attend."""
+    num_tokens, attention = batch.num_tokens, batch.attention
+    context = buffers.context.view(num_tokens, rope.num_heads, rope.head_dim)
+    if product is not None and isinstance(attention, ProductAttention):
+        attention.forward_product(product, rope, context, batch.cu_seqlens)
+        return
+    if product is not None:
+        qk_norm_rope(product, buffers.positions, rope, buffers.qkv)
+    heads = buffers.qkv.view(num_tokens, -1, rope.head_dim)
+    q, k, v = torch.split(heads, [rope.num_heads, rope.num_kv_heads, rope.num_kv_heads], dim=1)
+    attention.forward(q, k, v, context, batch.cu_seqlens, batch.max_seqlen)
+
+
+def pick(batch: DeviceBatch, buffers: DecoderBuffers, which: Which) -> DecoderBuffers:
+    """See DecoderLayer.pick."""
+    picked = buffers.picked(batch.num_seqs)
+    pick_rows((buffers.context, buffers.residual), batch.cu_seqlens, which, (picked.context, picked.residual))
+    return picked
+
+
 def weight_keys(config: ModelConfig) -> tuple[WeightKey, ...]:
     """Of a layer's four products: QKV, attention output, gate and up, down."""
     hidden, inner = config.hidden_size, config.intermediate_size
@@ -99,6 +112,28 @@ def weight_keys(config: ModelConfig) -> tuple[WeightKey, ...]:
         (2 * inner, hidden, "swiglu"),
         (hidden, inner, "sum"),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ProductNames:
+    """A layer's products by Hugging Face's names. qkv, gate_up: with the rows of each part."""
+
+    qkv: dict[str, int]
+    output: str
+    gate_up: dict[str, int]
+    down: str
+
+    @classmethod
+    def of(cls, config: ModelConfig, index: int) -> ProductNames:
+        """Those of layer `index`."""
+        attention, mlp = f"layers.{index}.self_attn", f"layers.{index}.mlp"
+        query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        return cls(
+            {f"{attention}.{part}_proj": rows for part, rows in (("q", query), ("k", key), ("v", key))},
+            f"{attention}.o_proj",
+            {f"{mlp}.{part}_proj": config.intermediate_size for part in ("gate", "up")},
+            f"{mlp}.down_proj",
+        )
 
 
 class DecoderReader:
@@ -116,23 +151,21 @@ class DecoderReader:
 
     def layer(self, index: int, cos_sin: Tensor) -> DecoderLayer:
         """Layer `index`; cos_sin from `rope_table` is shared by all."""
-        config, name = self._config, f"layers.{index}"
-        attention, mlp = f"{name}.self_attn", f"{name}.mlp"
-        size, inner = config.hidden_size, config.intermediate_size
-        query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        qkv = {f"{attention}.{part}_proj": rows for part, rows in (("q", query), ("k", key), ("v", key))}
-        gate_up = {f"{mlp}.{part}_proj": inner for part in ("gate", "up")}
+        config, name, names = self._config, f"layers.{index}", ProductNames.of(self._config, index)
+        size, inner, query = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
         return DecoderLayer(
             input_norm=self.norm(f"{name}.input_layernorm.weight"),
-            qkv=Projection(self.tensor.stacked(qkv, size)),
-            rope=self._rope(attention, cos_sin),
-            output=Projection(self.tensor(f"{attention}.o_proj.weight", size, query)),
+            qkv=Projection(self.tensor.stacked(names.qkv, size)),
+            rope=self.rope(index, cos_sin),
+            output=Projection(self.tensor(f"{names.output}.weight", size, query)),
             mlp_norm=self.norm(f"{name}.post_attention_layernorm.weight"),
-            gate_up=GatedProjection(self.tensor.stacked(gate_up, size)),
-            down=Projection(self.tensor(f"{mlp}.down_proj.weight", size, inner)),
+            gate_up=GatedProjection(self.tensor.stacked(names.gate_up, size)),
+            down=Projection(self.tensor(f"{names.down}.weight", size, inner)),
         )
 
-    def _rope(self, attention: str, cos_sin: Tensor) -> QkRope:
+    def rope(self, index: int, cos_sin: Tensor) -> QkRope:
+        """What happens to the queries and keys of layer `index`."""
+        attention = f"layers.{index}.self_attn"
         config = self._config
         weight = bias = None
         if config.architecture == "qwen3":

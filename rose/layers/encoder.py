@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import layer_norm
 
 from rose.kernels.embedding import BertTables
+from rose.kernels.fused import FusedLookup, fused_gemm
 from rose.kernels.gemm import partial_elements
 from rose.kernels.norm import LayerNorm, add_layer_norm
 from rose.kernels.pooling import pick_rows
@@ -86,10 +87,12 @@ class EncoderBuffers:
 class DenseAddNorm:
     """LayerNorm(x Wᵀ + b + residual): one product and one pass. weight: [H, in]; bias: [H]."""
 
-    def __init__(self, weight: Tensor, bias: Tensor, norm: LayerNorm) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor, norm: LayerNorm, lookup: FusedLookup = fused_gemm
+    ) -> None:
         # The GPU's kernel adds bias and partial sums as it normalises; the CPU's product bias and residual.
         self._kernel_bias = bias if weight.is_cuda else None
-        self._projection = Projection(weight) if weight.is_cuda else None
+        self._projection = Projection(weight, lookup=lookup) if weight.is_cuda else None
         self._linear = Linear(weight, None if weight.is_cuda else bias)
         self._norm = norm
 
@@ -127,25 +130,39 @@ class EncoderLayer:
 
     def attend(self, hidden: Tensor, batch: DeviceBatch, buffers: EncoderBuffers) -> Tensor:
         """Softmax attention within each sequence: [T, H] -> [T, H]."""
-        context = torch.empty_like(hidden) if buffers.context is None else buffers.context
-        heads = (self.num_heads, self.head_dim)
-        q, k, v = self.qkv(hidden, buffers.qkv, buffers.partials).view(-1, 3, *heads).unbind(1)
-        batch.attention.forward(q, k, v, context.view(-1, *heads), batch.cu_seqlens, batch.max_seqlen)
-        return context
+        qkv = self.qkv(hidden, buffers.qkv, buffers.partials)
+        return attend(qkv, (self.num_heads, self.head_dim), batch, buffers)
 
     def pick(
         self, rows: tuple[Tensor, Tensor], batch: DeviceBatch, buffers: EncoderBuffers, which: Which
     ) -> tuple[Tensor, Tensor]:
         """Context and hidden [S, H] of each sequence's first or last row, of `rows`: both [T, H], S <= T."""
-        picked = buffers.picked(rows[0], batch.num_seqs)
-        pick_rows(rows, batch.cu_seqlens, which, picked)
-        return picked
+        return pick(rows, batch, buffers, which)
 
     def mix(self, context: Tensor, hidden: Tensor, buffers: EncoderBuffers) -> Tensor:
         """The rest of the layer: [R, H] of context and input [R, H]; on a GPU in buffers.hidden (R rows)."""
         attended = self.attention_output(context, hidden, buffers, buffers.attended)
         wide = self.widen(attended, buffers.wide, buffers.partials)
         return self.output(wide, attended, buffers, buffers.hidden)
+
+
+def attend(qkv: Tensor, heads: tuple[int, int], batch: DeviceBatch, buffers: EncoderBuffers) -> Tensor:
+    """[T, H] of qkv [T, 3H]. heads: how many, and their width; together H."""
+    context = buffers.context
+    if context is None:
+        context = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
+    q, k, v = qkv.view(-1, 3, *heads).unbind(1)
+    batch.attention.forward(q, k, v, context.view(-1, *heads), batch.cu_seqlens, batch.max_seqlen)
+    return context
+
+
+def pick(
+    rows: tuple[Tensor, Tensor], batch: DeviceBatch, buffers: EncoderBuffers, which: Which
+) -> tuple[Tensor, Tensor]:
+    """See EncoderLayer.pick."""
+    picked = buffers.picked(rows[0], batch.num_seqs)
+    pick_rows(rows, batch.cu_seqlens, which, picked)
+    return picked
 
 
 def weight_keys(config: ModelConfig) -> tuple[WeightKey, ...]:
@@ -159,6 +176,31 @@ def weight_keys(config: ModelConfig) -> tuple[WeightKey, ...]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ProductNames:
+    """A layer's products and norms by Hugging Face's names. qkv: three of them."""
+
+    qkv: tuple[str, ...]
+    attention_output: str
+    attention_norm: str
+    widen: str
+    output: str
+    output_norm: str
+
+    @classmethod
+    def of(cls, index: int) -> ProductNames:
+        """Those of layer `index`."""
+        name = f"encoder.layer.{index}"
+        return cls(
+            tuple(f"{name}.attention.self.{part}" for part in ("query", "key", "value")),
+            f"{name}.attention.output.dense",
+            f"{name}.attention.output",
+            f"{name}.intermediate.dense",
+            f"{name}.output.dense",
+            f"{name}.output",
+        )
+
+
 class EncoderReader:
     """Reads tables and layers by Hugging Face's tensor names."""
 
@@ -169,9 +211,14 @@ class EncoderReader:
         self._read = TensorReader(weights, dtype, device)
 
     def _dense(self, name: str, height: int, width: int) -> tuple[Tensor, Tensor]:
-        return self._read(f"{name}.weight", height, width), self._read(f"{name}.bias", height)
+        return self._read(f"{name}.weight", height, width), self.bias(name, height)
 
-    def _norm(self, name: str) -> LayerNorm:
+    def bias(self, name: str, height: int) -> Tensor:
+        """[height], of the linear layer `name`."""
+        return self._read(f"{name}.bias", height)
+
+    def norm(self, name: str) -> LayerNorm:
+        """The LayerNorm after `name`."""
         return self._read.layer_norm(f"{name}.LayerNorm", self._config.hidden_size, self._config.norm_eps)
 
     def tables(self) -> BertTables:
@@ -185,21 +232,21 @@ class EncoderReader:
                 ("token_type", config.type_vocab_size),
             )
         )
-        return BertTables(word, position, token_type, self._norm("embeddings"), config.position_offset)
+        return BertTables(word, position, token_type, self.norm("embeddings"), config.position_offset)
 
     def layer(self, index: int) -> EncoderLayer:
         """Layer `index`, its query, key and value projections as one."""
-        size, inner, name = self._config.hidden_size, self._config.intermediate_size, f"encoder.layer.{index}"
-        qkv = [self._dense(f"{name}.attention.self.{part}", size, size) for part in ("query", "key", "value")]
-        attention_output = self._dense(f"{name}.attention.output.dense", size, size)
-        output = self._dense(f"{name}.output.dense", size, inner)
+        size, inner, names = self._config.hidden_size, self._config.intermediate_size, ProductNames.of(index)
+        qkv = [self._dense(name, size, size) for name in names.qkv]
+        attention_output = self._dense(names.attention_output, size, size)
+        output = self._dense(names.output, size, inner)
         return EncoderLayer(
             qkv=BiasedProjection(
                 torch.cat([weight for weight, _ in qkv]), torch.cat([bias for _, bias in qkv])
             ),
-            attention_output=DenseAddNorm(*attention_output, self._norm(f"{name}.attention.output")),
-            widen=BiasedProjection(*self._dense(f"{name}.intermediate.dense", inner, size), gelu=True),
-            output=DenseAddNorm(*output, self._norm(f"{name}.output")),
+            attention_output=DenseAddNorm(*attention_output, self.norm(names.attention_norm)),
+            widen=BiasedProjection(*self._dense(names.widen, inner, size), gelu=True),
+            output=DenseAddNorm(*output, self.norm(names.output_norm)),
             num_heads=self._config.num_heads,
             head_dim=self._config.head_dim,
         )

@@ -14,7 +14,9 @@ from rose.kernels.early import early_for, launching
 from rose.kernels.embedding import embed_bert
 from rose.kernels.gemm import fetches_early
 from rose.layers.compile_ahead import compile_ahead, row_counts
-from rose.layers.encoder import EncoderBuffers, EncoderReader, weight_keys
+from rose.layers.encoder import EncoderBuffers, EncoderLayer, EncoderReader, weight_keys
+from rose.layers.fp8_encoder import Fp8EncoderLayer, read_layer
+from rose.layers.fp8_weights import Fp8Weights
 from rose.layers.length_order import run_by_length
 from rose.layers.rotary import attention_spec
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from rose.config import ModelConfig
     from rose.device_batch import DeviceBatch, Outputs
+    from rose.kernels.gemm import WeightKey
     from rose.weights import WeightSource
 
 
@@ -41,13 +44,18 @@ class BertModel:
         self.attention_spec = attention_spec(config, dtype, device)
         read = EncoderReader(config, weights, dtype, device)
         self._tables = read.tables()
-        self._layers = [read.layer(index) for index in range(config.num_layers)]
+        self._layers: list[EncoderLayer | Fp8EncoderLayer]
+        self._keys: tuple[WeightKey, ...] = ()  # products in FP8 have no plans
+        if isinstance(weights, Fp8Weights):
+            self._layers = [read_layer(read, weights, config, index) for index in range(config.num_layers)]
+        else:
+            self._layers = [read.layer(index) for index in range(config.num_layers)]
+            self._keys = weight_keys(config)
         self._head: EmbeddingHead | SpladeHead
         if config.pooling == "splade":
             self._head = SpladeHead(config, weights, self._tables.word)
         else:
             self._head = EmbeddingHead(config, device, TokenHeads.read(config, weights, device))
-        self._keys = weight_keys(config)
         self._on_cpu = device.type == "cpu"
         self._buffers = EncoderBuffers()
         if not self._on_cpu:

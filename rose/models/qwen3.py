@@ -17,7 +17,9 @@ from rose.kernels.norm import add_rms_norm
 from rose.kernels.pooling import LastHidden, norm_gather_rows, norm_mean_pool, pool_scratch
 from rose.kernels.rope import rope_table
 from rose.layers.compile_ahead import compile_ahead, row_counts
-from rose.layers.decoder import DecoderReader, weight_keys
+from rose.layers.decoder import DecoderLayer, DecoderReader, weight_keys
+from rose.layers.fp8_decoder import Fp8DecoderLayer, read_layer
+from rose.layers.fp8_weights import Fp8Weights
 from rose.layers.fused_decoder import FusedDecoder
 from rose.layers.rotary import attention_spec
 from rose.layers.workspace import Workspace
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from rose.config import ModelConfig
     from rose.device_batch import DeviceBatch, Outputs
+    from rose.kernels.gemm import WeightKey
     from rose.kernels.pooling import Which
     from rose.layers.workspace import DecoderBuffers
     from rose.weights import WeightSource
@@ -50,15 +53,23 @@ class Qwen3Model:
             config.head_dim, config.rope_theta, config.max_positions, device, config.rope_scaling
         )
         self._table = read.tensor("embed_tokens.weight", config.vocab_size, config.hidden_size)
-        self._layers = [read.layer(index, cos_sin) for index in range(config.num_layers)]
-        self._fused = FusedDecoder.of(self._layers, max_tokens, fused_gemm)
+        self._layers: list[DecoderLayer | Fp8DecoderLayer]
+        self._fused: FusedDecoder | None = None
+        self._keys: tuple[WeightKey, ...] = ()  # products in FP8 have no plans
+        indices = range(config.num_layers)
+        if isinstance(weights, Fp8Weights):
+            self._layers = [read_layer(read, weights, config, index, cos_sin) for index in indices]
+        else:
+            layers = [read.layer(index, cos_sin) for index in indices]
+            self._layers = [*layers]
+            self._fused = FusedDecoder.of(layers, max_tokens, fused_gemm)
+            self._keys = weight_keys(config)
         self._norm = read.norm("norm.weight")
-        self._keys = keys = weight_keys(config)
-        partials = max(map(partial_elements, keys))
+        partials = max(map(partial_elements, self._keys), default=0)
         self._workspace = Workspace(config, max_tokens, dtype, device, partials)
         self._scratch = pool_scratch(config.hidden_size, device)
         if device.type == "cuda":
-            compile_ahead(self, row_counts(keys, max_tokens))
+            compile_ahead(self, row_counts(self._keys, max_tokens))
 
     def forward(self, batch: DeviceBatch, outputs: Outputs) -> None:
         """Write the pooled vectors of `batch`, a row a sequence, to `outputs`."""
@@ -71,17 +82,22 @@ class Qwen3Model:
         first, last = self._layers[0], self._layers[-1]
         embed_tokens(batch.input_ids, batch.cu_seqlens, self._table, first.input_norm, embedded)
         product: torch.Tensor | None = first.project(rows)
-        fused = self._fused if self._fused is not None and self._fused.takes(len(rows.hidden)) else None
+        fused, num_tokens = self._fused, len(rows.hidden)
+        whole = fused is not None and fused.takes(num_tokens)
+        if fused is not None and not whole and not fused.takes_heads(num_tokens):
+            fused = None
         if fused is not None:
             fused.prepare(rows)
         for index, (layer, following) in enumerate(pairwise(self._layers)):
             layer.attend(batch, rows, product)
-            if fused is not None:
-                fused.step(index, rows)
-                product = None
+            if fused is None:
+                product = following.follow(layer.mix(rows), rows)
                 continue
-            add_rms_norm(layer.mix(rows), rows.residual, following.input_norm, rows.hidden)
-            product = following.project(rows)
+            product = None
+            if whole:
+                fused.step(index, rows)
+            else:
+                fused.follow(index, layer.mix(rows), rows)
         last.attend(batch, rows, product)
         self._pool(batch, rows, outputs)
 

@@ -1,0 +1,87 @@
+"""The decoder's layer with FP8 products; attention, norms and the residual stream are as in the plain one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rose.kernels.fp8 import add_rms_norm_fp8, quantize_rows, silu_mul_fp8
+from rose.layers.decoder import DecoderReader, ProductNames, attend, pick
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rose.config import ModelConfig
+    from rose.device_batch import DeviceBatch
+    from rose.kernels.fp8 import Fp8Rows
+    from rose.kernels.norm import RmsNorm
+    from rose.kernels.pooling import Which
+    from rose.kernels.rope import QkRope
+    from rose.layers.fp8_linear import Fp8Linear, Fp8Scratch
+    from rose.layers.fp8_weights import Fp8Weights
+    from rose.layers.workspace import DecoderBuffers
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8DecoderLayer:
+    """DecoderLayer with FP8 products. On a GPU one kernel more than there quantises the attention's result.
+
+    scratch: where each product's input lies, shared by all layers.
+    """
+
+    input_norm: RmsNorm
+    qkv: Fp8Linear
+    rope: QkRope
+    output: Fp8Linear
+    mlp_norm: RmsNorm
+    gate_up: Fp8Linear
+    down: Fp8Linear
+    scratch: Fp8Scratch
+
+    def project(self, rows: DecoderBuffers) -> Tensor:
+        """See DecoderLayer.project."""
+        return self.qkv(self._quantized(rows.hidden), rows.qkv)
+
+    def follow(self, mixed: Tensor, rows: DecoderBuffers) -> Tensor:
+        """See DecoderLayer.follow."""
+        return self.qkv(self._normed(mixed, self.input_norm, rows), rows.qkv)
+
+    def attend(self, batch: DeviceBatch, buffers: DecoderBuffers, product: Tensor | None) -> None:
+        """See DecoderLayer.attend."""
+        attend(self.rope, batch, buffers, product)
+
+    def pick(self, batch: DeviceBatch, buffers: DecoderBuffers, which: Which) -> DecoderBuffers:
+        """See DecoderLayer.pick."""
+        return pick(batch, buffers, which)
+
+    def mix(self, rows: DecoderBuffers) -> Tensor:
+        """See DecoderLayer.mix."""
+        mixed = self.output(self._quantized(rows.context), rows.hidden)
+        wide = self.gate_up(self._normed(mixed, self.mlp_norm, rows), rows.wide)
+        gated = silu_mul_fp8(wide, self.scratch.rows(*rows.narrow.shape))
+        return self.down(gated, rows.hidden)
+
+    def _quantized(self, x: Tensor) -> Fp8Rows:
+        return quantize_rows(x, self.scratch.rows(*x.shape))
+
+    def _normed(self, mixed: Tensor, norm: RmsNorm, rows: DecoderBuffers) -> Fp8Rows:
+        """The norm of the residual stream, to which `mixed` is added."""
+        return add_rms_norm_fp8(mixed, rows.residual, norm, self.scratch.rows(*mixed.shape))
+
+
+def read_layer(
+    read: DecoderReader, weights: Fp8Weights, config: ModelConfig, index: int, cos_sin: Tensor
+) -> Fp8DecoderLayer:
+    """As DecoderReader.layer; `read` gives what is no weight of a product."""
+    name, names = f"layers.{index}", ProductNames.of(config, index)
+    size, inner, query = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+    return Fp8DecoderLayer(
+        input_norm=read.norm(f"{name}.input_layernorm.weight"),
+        qkv=weights.linear(names.qkv, size),
+        rope=read.rope(index, cos_sin),
+        output=weights.linear({names.output: size}, query),
+        mlp_norm=read.norm(f"{name}.post_attention_layernorm.weight"),
+        gate_up=weights.linear(names.gate_up, size),
+        down=weights.linear({names.down: size}, inner),
+        scratch=weights.scratch(max(size, query, inner)),
+    )

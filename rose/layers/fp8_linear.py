@@ -1,0 +1,80 @@
+"""The linear layer whose weight and input are FP8, and where its input lies.
+
+Products are cuBLAS's (CUTLASS's before CUDA 12.9), with a scale for each row of the input and of the weight.
+On a CPU they are computed in fp32 from the same FP8 numbers: right, and slow.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from rose.kernels.fp8 import E4M3, Fp8Rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Ada and Hopper have FP8 products; Ampere has none.
+CAPABILITY = (8, 9)
+# Widths of weights must be whole numbers of 16 bytes.
+MULTIPLE = 16
+# CUTLASS's kernel reads the scales of whole tiles. Source: pytorch issue 133334.
+_TILE_ROWS = 256
+
+
+class Fp8Linear:
+    """y = x Wᵀ + b. weight: e4m3[N, K] with f32[N, 1]. bias: [N] or None."""
+
+    def __init__(self, weight: Fp8Rows, bias: Tensor | None = None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def __repr__(self) -> str:
+        n, k = self._weight.values.shape
+        return f"Fp8Linear({k} -> {n})"
+
+    def __call__(self, x: Fp8Rows, out: Tensor) -> Tensor:
+        """out [T, N] = the product of x [T, K]; returned. On a GPU `out` is bf16 and nothing is allocated."""
+        weight, bias = self._weight, self._bias
+        if out.is_cuda:
+            return torch._scaled_mm(
+                x.values,
+                weight.values.t(),
+                scale_a=x.scale,
+                scale_b=weight.scale.t(),
+                bias=bias,
+                out_dtype=out.dtype,
+                use_fast_accum=True,
+                out=out,
+            )
+        total = (x.values.float() @ weight.values.float().t()) * x.scale * weight.scale.t()
+        return out.copy_(total if bias is None else total + bias.float())
+
+
+class Fp8Scratch:
+    """Room for what the next product reads; every product has read it before the next kernel writes there.
+
+    width: of the widest input, in elements.
+    """
+
+    def __init__(self, max_tokens: int, width: int, device: torch.device) -> None:
+        self.width = width
+        self._max_tokens = max_tokens
+        self._device = device
+        self._memory = None if device.type == "cpu" else self._allocate(max_tokens, width)
+
+    def rows(self, num_tokens: int, width: int) -> Fp8Rows:
+        """T rows; what they hold is what was written last.
+
+        Raises:
+            ValueError: there are fewer.
+        """
+        if num_tokens > self._max_tokens:
+            raise ValueError(f"batch has {num_tokens} tokens; the scratch holds {self._max_tokens}")
+        values, scale = self._memory or self._allocate(num_tokens, width)
+        return Fp8Rows(values[: num_tokens * width].view(num_tokens, width), scale[:num_tokens])
+
+    def _allocate(self, num_tokens: int, width: int) -> tuple[Tensor, Tensor]:
+        values = torch.zeros(num_tokens * width, device=self._device, dtype=E4M3)
+        return values, torch.zeros(num_tokens + _TILE_ROWS, 1, device=self._device)

@@ -1,0 +1,141 @@
+"""Models with FP8 products on a CPU: near to fp32, and wired as the plain ones are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rose.config import ModelConfig
+from rose.errors import ModelLoadError
+from rose.kernels import fp8 as kernels
+from rose.kernels.fp8 import E4M3
+from rose.layers import fp8_linear
+from rose.layers.fp8_weights import DequantizedWeights, Fp8Weights
+from rose.models.registry import build_model
+from rose.reference import reference_vectors
+from rose.weights import MappedWeights, WeightSource, dummy_weights
+from tests.unit.rose.bert_cases import CPU, least_cosine, random_sequences, run
+from tests.unit.rose.test_padding import small
+
+LENGTHS = (9, 1, 7, 30, 9)
+
+CASES = {
+    "mean": small("pplx-embed"),
+    "last": small("qwen3-embedding"),
+    "biased qkv": replace(small("qwen3-embedding"), architecture="qwen2", attention_bias=True),
+    "cls": small("bge-m3"),
+    "types": small("minilm"),
+}
+
+
+def fp8(config: ModelConfig, weights: WeightSource, dtype: torch.dtype = torch.float32):
+    return build_model(config, Fp8Weights(weights, CPU, 128), dtype, CPU, 128)
+
+
+class Uneven(MappedWeights):
+    """Matrices of a size at which layers change what they are given, biases and norms that matter."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__({}, "memory")
+        self._dummy = dummy_weights(config, 1)
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Of one dimension: norms and biases."""
+        tensor = self._dummy.tensor(name, shape)
+        if len(shape) == 2:
+            return 3.0 * tensor
+        noise = self._dummy.tensor(f"noise of {name}", shape)
+        return tensor + 10.0 * noise
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_wired_as_plain_layers_are(case, monkeypatch):
+    """With fp32 in the place of e4m3 nothing is lost, so that any other difference shows."""
+    for module in (kernels, fp8_linear):
+        monkeypatch.setattr(module, "E4M3", torch.float32)
+    config = CASES[case]
+    weights, sequences = Uneven(config), random_sequences(config, LENGTHS)
+    vectors = run(fp8(config, weights), sequences).vectors
+    expected = reference_vectors(config, weights, sequences)
+    assert least_cosine(vectors, expected) >= 0.99999
+    torch.testing.assert_close(vectors, expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", CASES)
+def test_near_fp32(case, dtype):
+    config = CASES[case]
+    weights, sequences = dummy_weights(config, 1), random_sequences(config, LENGTHS)
+    vectors = run(fp8(config, weights, dtype), sequences).vectors
+    plain = run(build_model(config, weights, torch.float32, CPU, 128), sequences).vectors
+    assert 0.99 <= least_cosine(vectors, plain) < 0.999999
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_sequence_does_not_depend_on_its_batch(case):
+    config = CASES[case]
+    model, sequences = fp8(config, Uneven(config)), random_sequences(config, LENGTHS)
+    together = run(model, sequences).vectors
+    alone = torch.cat([run(model, [sequence]).vectors for sequence in sequences])
+    assert least_cosine(together, alone) >= 0.9999
+
+
+class Stored:
+    """Products as a converted folder has them."""
+
+    def __init__(self, plain: WeightSource, factor: float = 1.0) -> None:
+        self._plain, self._factor = plain, factor
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        weight = name.removesuffix("_scale")
+        if "proj.weight" not in name:
+            return self._plain.tensor(name, shape)
+        tensor = self._plain.tensor(weight, (shape[0], 64 if "down" not in name else 96))
+        scale = tensor.abs().amax(1, keepdim=True) / 448
+        return (self._factor * scale).bfloat16() if name != weight else (tensor / scale).to(E4M3)
+
+
+def test_stored_fp8_is_taken_as_it_is():
+    config = small("pplx-embed")
+    weights, sequences = dummy_weights(config, 1), random_sequences(config, LENGTHS)
+    kept = run(fp8(config, Stored(weights)), sequences).vectors
+    assert least_cosine(kept, run(fp8(config, weights), sequences).vectors) >= 0.995  # scales are bf16
+    scaled_up = run(fp8(config, Stored(weights, 3.0)), sequences).vectors
+    assert least_cosine(kept, scaled_up) < 0.99
+    dequantized = reference_vectors(config, DequantizedWeights(Stored(weights)), sequences)
+    assert least_cosine(kept, dequantized) >= 0.99
+
+
+def test_stored_fp8_without_scales_is_refused():
+    weights = Fp8Weights(MappedWeights({"x.weight": torch.zeros(16, 16).to(E4M3)}, "here"), CPU, 16)
+    with pytest.raises(ModelLoadError, match=r"here: tensor 'x\.weight_scale' is missing"):
+        weights.linear({"x": 16}, 16)
+
+
+def test_widths_that_products_cannot_have_are_refused():
+    config = replace(small("minilm"), intermediate_size=92)
+    with pytest.raises(ModelLoadError, match=r"intermediate\.dense has a width of 92, .* multiple of 16"):
+        fp8(config, Uneven(config))
+
+
+def test_non_finite_weights_show():
+    config = small("pplx-embed")
+    plain = Uneven(config)
+
+    class Broken(MappedWeights):
+        def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+            tensor = plain.tensor(name, shape)
+            if "layers.3.mlp.down" in name:
+                tensor[5, 5] = float("inf")
+            return tensor
+
+    vectors = run(fp8(config, Broken({}, "memory")), random_sequences(config, LENGTHS)).vectors
+    assert vectors.isnan().any(1).all()
+
+
+def test_scratch_is_bounded():
+    scratch = Fp8Weights(MappedWeights({}, "memory"), CPU, 16).scratch(64)
+    with pytest.raises(ValueError, match="17 tokens; the scratch holds 16"):
+        scratch.rows(17, 64)
