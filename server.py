@@ -247,7 +247,9 @@ class Server:
             await warm_up(batcher, engine.info)
         except SchedulerError as error:
             raise StartError(f"the model's first step failed: {error}") from error
-        static = {"version": VERSION, "settings": describe(options), "origin": folder.origin}
+        static: dict[str, object] = {"version": VERSION, "origin": folder.origin}
+        static["settings"] = describe(options)
+        static["tokenizer"] = None if tokenizer is None else tokenizer.backend
         app = create_app(
             options.gateway,
             batcher,

@@ -286,18 +286,26 @@ class Pipeline:
         inputs = job.inputs
         if not isinstance(inputs, Texts):
             return inputs.sequences
-        tokenizer = self.tokenizer
-        sequences = await tokenizer.encode(inputs.texts)
+        tokenizer, template = self.tokenizer, self.tokenizer.special_tokens
+        max_tokens = None
+        if job.truncate and not job.keep_end:
+            around = 0 if job.special_tokens else len(template.prefix) + len(template.suffix)
+            max_tokens = self._limit(job) + around
+        sequences = await tokenizer.encode(inputs.texts, max_tokens)
         if not job.special_tokens:
-            sequences = [tokenizer.special_tokens.strip(ids) for ids in sequences]
+            sequences = [template.strip(ids) for ids in sequences]
         self.check_ids(sequences, inputs.place)
         return sequences
 
+    def _limit(self, job: EmbedJob) -> int:
+        """Tokens that one input may have."""
+        if job.max_tokens is None:
+            return self.limits.max_tokens
+        return min(self.limits.max_tokens, job.max_tokens)
+
     def _fit(self, sequences: list[Int32], job: EmbedJob) -> list[Int32]:
         """Refuse or cut what is too long: the one rule for every route."""
-        limit = self.limits.max_tokens
-        if job.max_tokens is not None:
-            limit = min(limit, job.max_tokens)
+        limit = self._limit(job)
         if max(map(len, sequences)) <= limit:
             return sequences
         if not job.truncate:

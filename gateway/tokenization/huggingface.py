@@ -64,6 +64,11 @@ class HuggingFaceTokenizer:
         """What makes the ids, for /info."""
         return self._backend_name
 
+    @property
+    def speedup(self) -> int:
+        """See Tokenizer."""
+        return 1
+
     def because(self, reason: str) -> HuggingFaceTokenizer:
         """This tokenizer, which says why nothing faster stands in for it."""
         self._backend_name = f"tokenizers ({reason})"

@@ -88,13 +88,13 @@ async def test_a_client_that_leaves_while_sending_harms_nobody(
 class GatedTokenizer:
     """One id a character, and not before the gate opens."""
 
-    vocab_size = 10
+    vocab_size, speedup = 10, 1
     special_tokens = SpecialTokens(np.zeros(0, np.int32), np.zeros(0, np.int32))
 
     def __init__(self) -> None:
         self.entered, self.gate = threading.Event(), threading.Event()
 
-    def encode(self, texts: Sequence[str]) -> list[Int32]:
+    def encode(self, texts: Sequence[str], max_tokens: int | None = None) -> list[Int32]:
         self.entered.set()
         assert self.gate.wait(10)
         return [np.ones(len(text), np.int32) for text in texts]

@@ -60,13 +60,15 @@ class RightEngine:
 class Characters:
     """A tokenizer of code points between 1 and 2, with 2 and 3 between those of a pair."""
 
+    speedup = 1
+
     special_tokens = SpecialTokens(np.array([1], np.int32), np.array([2], np.int32))
     pair_tokens = PairTokens(*(np.array(ids, np.int32) for ids in ([1], [2, 3], [2])), (0, 0, 0, 1, 1))
 
     def literal(self) -> Characters:
         return self
 
-    def encode(self, texts: Sequence[str]) -> list[Int32]:
+    def encode(self, texts: Sequence[str], max_tokens: int | None = None) -> list[Int32]:
         return [np.array([1, *(ord(character) % 500 for character in text), 2], np.int32) for text in texts]
 
 
@@ -188,4 +190,4 @@ def test_a_reranker_that_chats_reads_pairs_alone() -> None:
 
 
 def test_there_is_a_limit_for_every_dtype() -> None:
-    assert set(COSINES) == set(DIFFERENCES) == {"float32", "bfloat16", "float16"}
+    assert set(COSINES) == set(DIFFERENCES) == {"float32", "bfloat16", "float16", "fp8"}

@@ -1,0 +1,84 @@
+"""Texts of a million characters: time grows with length, what is cut is not read, and the loop turns."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import cache
+
+import pytest
+
+from gateway.tokenization.base import Tokenizer
+from gateway.tokenization.loading import compiled
+from gateway.tokenization.pool import TokenizerPool
+from tests.tokenization.exact import assert_same
+from tests.tokenization.files import FORMS, file_of, reference
+
+MILLION = 1_000_000
+KINDS = {
+    "one line": "The quick brown fox jumps over the lazy dog. " * (MILLION // 45),
+    "dots": "." * MILLION,
+    "letters": "a" * MILLION,
+    "spaces": " " * MILLION,
+    "marks": "e" + "\u0301" * MILLION,
+    "digits": "7" * MILLION,
+    "line ends": "\r\n" * (MILLION // 2),
+    "kanji": "漢字" * (MILLION // 2),
+}
+
+
+@cache
+def tokenizer_of(form: str) -> Tokenizer:
+    """Ours."""
+    return compiled(reference(file_of(form)))
+
+
+def cpu_s(tokenizer: Tokenizer, text: str, max_tokens: int | None = None) -> float:
+    """Processor seconds of one text, the better of two."""
+    times = []
+    for _ in range(2):
+        started_s = time.thread_time()
+        tokenizer.encode([text], max_tokens)
+        times.append(time.thread_time() - started_s)
+    return min(times)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", FORMS)
+def test_time_grows_with_length(form: str, kind: str) -> None:
+    """Ten times the text takes at most 40 times as long (100 would be its square), or a quarter second."""
+    tokenizer, text = tokenizer_of(form), KINDS[kind]
+    tenth_s = cpu_s(tokenizer, text[: len(text) // 10])
+    assert cpu_s(tokenizer, text) <= max(40 * tenth_s, 0.25)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "first, unsplit"])
+def test_what_is_cut_is_not_read(form: str) -> None:
+    """Where words are apart; a text that is one word is read to its end."""
+    tokenizer, text = tokenizer_of(form), KINDS["one line"]
+    assert cpu_s(tokenizer, text, 512) <= cpu_s(tokenizer, text) / 5
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("form", FORMS)
+def test_they_have_the_library_s_ids(form: str) -> None:
+    for text in KINDS.values():
+        assert_same(tokenizer_of(form), reference(file_of(form)), [text[: MILLION // 5]])
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_the_loop_turns_beside_twenty_of_them(form: str) -> None:
+    """A turn may come late by what holding the GIL costs, and by what else the machine does."""
+    pool = TokenizerPool(tokenizer_of(form), threads=4, inline_chars=256)
+    job = asyncio.ensure_future(pool.encode([KINDS["dots"]] * 20, 512))
+    lags: list[float] = []
+    while not job.done():
+        before_s = time.perf_counter()
+        await asyncio.sleep(0.001)
+        lags.append(time.perf_counter() - before_s - 0.001)
+    rows = await job
+    pool.close()
+    assert len(rows) == 20
+    lags.sort()
+    assert lags[len(lags) // 2] < 0.020
