@@ -29,8 +29,8 @@ from rose.batch import Engine, EngineInfo, Float32, Int32, RaggedBatch
 
 # What rounding alone explains, by the engine's dtype: cosines of vectors, and differences of logits and of
 # SPLADE's weights, which are no vectors whose length is free.
-COSINES = {"float32": 0.99999, "bfloat16": 0.999, "float16": 0.999}
-DIFFERENCES = {"float32": 0.001, "bfloat16": 0.25, "float16": 0.25}
+COSINES = {"float32": 0.99999, "bfloat16": 0.999, "float16": 0.999, "fp8": 0.98}
+DIFFERENCES = {"float32": 0.001, "bfloat16": 0.25, "float16": 0.25, "fp8": 1.0}
 
 # A text, or a query and a document.
 Case = tuple[str, ...]
@@ -98,13 +98,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--threshold",
         metavar="COSINE",
         type=float,
-        help="of vectors: fail below it; default: 0.99999 in float32, 0.999 in 16 bits",
+        help="of vectors: fail below it; default: 0.99999 in float32, 0.999 in 16 bits, 0.98 in fp8",
     )
     parser.add_argument(
         "--tolerance",
         metavar="DIFFERENCE",
         type=float,
-        help="of raw logits and SPLADE's weights: fail above it; default: 0.001 in float32, 0.25 in 16 bits",
+        help="of raw logits and SPLADE's weights: fail above it; default: 0.001 in float32, 0.25 in 16 bits, "
+        "1 in fp8",
     )
 
 

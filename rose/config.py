@@ -17,6 +17,7 @@ from rose.configs.model import Head
 from rose.configs.model import ModelConfig as ModelConfig
 from rose.configs.model import Scorer as Scorer
 from rose.configs.pipeline import check_dense, read_head, read_prompts
+from rose.configs.quantization import has_fp8_weights
 from rose.configs.scorer import read_scorer, scored_pooling
 from rose.configs.token_heads import read_token_heads, unweighted_ids
 
@@ -93,6 +94,7 @@ def load_config(folder: Path) -> ModelConfig:
         default_prompt_name=default_prompt_name,
         token_heads=token_heads,
         unweighted_ids=unweighted_ids(fields) if token_heads else (),
+        fp8_weights=has_fp8_weights(fields),
     )
 
 

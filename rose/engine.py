@@ -19,6 +19,8 @@ from rose.cpu_engine import CpuEngine
 from rose.engine_options import DEFAULT_BATCH_TOKENS
 from rose.engine_options import EngineOptions as EngineOptions
 from rose.errors import EngineError, ModelLoadError
+from rose.layers.fp8_linear import CAPABILITY
+from rose.layers.fp8_weights import DequantizedWeights, Fp8Weights
 from rose.limits import StepLimits
 from rose.models.registry import build_model
 from rose.weights import dummy_weights, open_weights
@@ -26,18 +28,25 @@ from rose.weights import dummy_weights, open_weights
 if TYPE_CHECKING:
     from rose.attention.base import AttentionBackend
     from rose.models.registry import Model
+    from rose.weights import WeightSource
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Trained in bfloat16: their residual streams leave float16's range (65504) and vectors become NaN.
 # Source: reports on pplx-embed's weights; Gemma's activations reach 8e5. Llama and Qwen2 are built alike.
 _OVERFLOW_FLOAT16 = frozenset({"qwen3", "qwen2", "llama", "gemma3"})
+# Whose layers have a form with FP8 products.
+_FP8 = frozenset({"qwen3", "qwen2", "llama", "bert"})
 
 
 @dataclass(frozen=True, slots=True)
 class _Settled:
-    """What the options come to for this model on this machine."""
+    """What the options come to for this model on this machine.
+
+    fp8: whether products of layers are. dtype: of all else.
+    """
 
     dtype: torch.dtype
+    fp8: bool
     device: torch.device
     max_batch_tokens: int
     max_model_len: int
@@ -68,7 +77,8 @@ def load_engine(folder: Path, options: EngineOptions, *, dummy: bool, model_name
     dtype, device = settled.dtype, settled.device
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    weights = dummy_weights(config, options.seed, device) if dummy else open_weights(folder)
+    stored = dummy_weights(config, options.seed, device) if dummy else open_weights(folder)
+    weights = _weights(stored, config, settled)
     try:
         model = build_model(config, weights, dtype, device, token_bucket(settled.max_batch_tokens))
         # One more than steps may be in flight, for what overwrites the activations after a NaN.
@@ -83,9 +93,17 @@ def load_engine(folder: Path, options: EngineOptions, *, dummy: bool, model_name
 
 def _settled(options: EngineOptions, config: ModelConfig) -> _Settled:
     device = _device(options.device)
-    dtype = _dtype(options.dtype, device, config)
+    fp8 = _fp8(options.dtype, device, config)
+    dtype = _dtype("auto" if fp8 else options.dtype, device, config)
     max_seqs = _max_batch_seqs(options, config)
-    return _Settled(dtype, device, *_lengths(options, config), max_seqs, options.max_token_bytes)
+    return _Settled(dtype, fp8, device, *_lengths(options, config), max_seqs, options.max_token_bytes)
+
+
+def _weights(stored: WeightSource, config: ModelConfig, settled: _Settled) -> WeightSource:
+    """As the settled precision has the model read them."""
+    if settled.fp8:
+        return Fp8Weights(stored, settled.device, token_bucket(settled.max_batch_tokens))
+    return DequantizedWeights(stored) if config.fp8_weights else stored
 
 
 def _info(model_name: str, config: ModelConfig, settled: _Settled, attention: tuple[str, ...]) -> EngineInfo:
@@ -93,7 +111,7 @@ def _info(model_name: str, config: ModelConfig, settled: _Settled, attention: tu
     return EngineInfo(
         model=model_name,
         architecture=config.architecture,
-        dtype=str(settled.dtype).removeprefix("torch."),
+        dtype="fp8" if settled.fp8 else str(settled.dtype).removeprefix("torch."),
         device=_device_name(settled.device),
         dimensions=config.dimensions,
         vocab_size=config.vocab_size,
@@ -165,10 +183,28 @@ def _dtype(name: str, device: torch.device, config: ModelConfig) -> torch.dtype:
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if name not in _DTYPES:
-        raise ModelLoadError(f"--dtype {name}: use auto, {', '.join(_DTYPES)}")
+        raise ModelLoadError(f"--dtype {name}: use auto, {', '.join(_DTYPES)}, fp8")
     if name == "float16" and config.architecture in _OVERFLOW_FLOAT16:
         raise ModelLoadError("--dtype float16: this model overflows in float16; use bfloat16 or float32")
     return _DTYPES[name]
+
+
+def _fp8(name: str, device: torch.device, config: ModelConfig) -> bool:
+    """Whether products are: if that is asked for, or is what the folder holds and the device multiplies."""
+    if name not in ("auto", "fp8"):
+        return False
+    known = config.architecture in _FP8
+    capable = device.type == "cuda" and torch.cuda.get_device_capability(device) >= CAPABILITY
+    if name == "auto":
+        return config.fp8_weights and known and capable
+    if not known:
+        raise ModelLoadError(f"--dtype fp8: not for {config.architecture}; for {', '.join(sorted(_FP8))}")
+    if device.type == "cuda" and not capable:
+        found, least = torch.cuda.get_device_capability(device), "{}.{}".format(*CAPABILITY)
+        raise ModelLoadError(
+            f"--dtype fp8: {device} is of compute capability {found[0]}.{found[1]}; FP8 products need {least}"
+        )
+    return True
 
 
 def _lengths(options: EngineOptions, config: ModelConfig) -> tuple[int, int]:

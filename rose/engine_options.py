@@ -12,7 +12,8 @@ DEFAULT_BATCH_TOKENS = 16384
 class EngineOptions:
     """Settings of one engine, built once at start.
 
-    dtype: "auto" is float32 on the CPU and bfloat16 on CUDA.
+    dtype: "auto" is float32 on the CPU and bfloat16 on CUDA; of a folder with FP8 weights "fp8" on CUDA
+        devices that multiply them. "fp8": products of layers only, all else is as in "auto".
     device: "auto" is CUDA if there is one, else the CPU; "cpu", "cuda" and "cuda:1" choose.
     max_model_len: longest sequence in tokens; None: the model's own limit, cut to max_batch_tokens if set.
     max_batch_tokens: most tokens a step takes, and what CUDA workspaces are sized for; None: 16384, or
@@ -32,7 +33,7 @@ class EngineOptions:
     max_token_pinned_bytes: more of it, once token outputs are asked for.
     """
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8"] = "auto"
     device: str = "auto"
     max_model_len: int | None = None
     max_batch_tokens: int | None = None

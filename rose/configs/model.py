@@ -85,6 +85,7 @@ class ModelConfig:
     max_model_len: the longest sequence the model takes, special tokens included.
     token_heads: heads that give something for each token; the transformer's own states are none of them.
     prompts, default_prompt_name, unweighted_ids: see `rose.batch.EngineInfo`.
+    fp8_weights: whether the folder holds the weights of products as e4m3 with a scale a row.
     """
 
     architecture: Architecture
@@ -123,6 +124,7 @@ class ModelConfig:
     default_prompt_name: str | None = None
     token_heads: tuple[TokenOutput, ...] = ()
     unweighted_ids: tuple[int, ...] = ()
+    fp8_weights: bool = False
 
     @property
     def token_outputs(self) -> Mapping[TokenOutput, int]:

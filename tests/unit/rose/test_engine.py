@@ -14,7 +14,7 @@ import torch
 
 from rose.batch import Engine, EngineInfo, Float32, RaggedBatch
 from rose.config import load_config
-from rose.engine import EngineOptions, load_engine
+from rose.engine import EngineOptions, _fp8, load_engine
 from rose.errors import ModelLoadError, StepError
 from rose.reference import reference_vectors
 from rose.weights import dummy_weights
@@ -168,6 +168,7 @@ def test_every_accepted_sequence_fits_into_a_step(
         (EngineOptions(device="meta"), "--device meta: only cpu and cuda"),
         (EngineOptions(device="cuda:99"), "--device cuda:99: no such CUDA device"),
         (EngineOptions(device="cpu", dtype="float16"), "overflows in float16; use bfloat16 or float32"),
+        (EngineOptions(device="cpu", dtype="int4"), "--dtype int4: use auto, .*, fp8"),
         (EngineOptions(device="cpu", max_model_len=40_000), "40000: this model takes 32768"),
         (
             EngineOptions(device="cpu", max_model_len=512, max_batch_tokens=256),
@@ -190,6 +191,55 @@ def test_too_little_memory_is_said_in_one_line(load: Loader, monkeypatch: pytest
     with pytest.raises(ModelLoadError, match=message) as caught:
         load("pplx-embed")
     assert "\n" not in str(caught.value)
+
+
+def test_fp8_is_what_info_says_and_near_float32(load: Loader, tmp_path: Path) -> None:
+    batch = RaggedBatch.pack(sequences_of(5, 9, 60))
+    vectors = {}
+    for dtype in ("float32", "fp8"):
+        engine = load("pplx-embed", replace(CPU, dtype=dtype))
+        shutil.rmtree(tmp_path / "pplx-embed")
+        vectors[engine.info.dtype] = engine.step(batch).result().vectors
+        engine.close()
+    assert 0.99 < cosines(vectors["fp8"], vectors["float32"]).min() < 0.999999
+
+
+def test_fp8_is_refused_to_families_that_lack_it(load: Loader, repo_root: Path) -> None:
+    with pytest.raises(ModelLoadError, match="fp8: not for gemma3; for bert, llama, qwen2, qwen3"):
+        folder = repo_root / "rose" / "presets" / "embeddinggemma"
+        load_engine(folder, replace(CPU, dtype="fp8"), dummy=True, model_name="gemma")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored", "capability", "fp8"),
+    [
+        ("auto", False, (9, 0), False),
+        ("auto", True, (9, 0), True),
+        ("auto", True, (8, 6), False),
+        ("auto", True, None, False),
+        ("bfloat16", True, (9, 0), False),
+        ("fp8", False, (8, 9), True),
+        ("fp8", False, None, True),
+    ],
+)
+def test_fp8_is_never_the_default_of_plain_weights(
+    dtype: str,
+    stored: bool,
+    capability: tuple[int, int] | None,
+    fp8: bool,
+    repo_root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    config = replace(load_config(repo_root / "rose" / "presets" / "bge-m3"), fp8_weights=stored)
+    assert _fp8(dtype, torch.device("cuda" if capability else "cpu"), config) == fp8
+
+
+def test_fp8_is_refused_on_gpus_without_it(repo_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    config = load_config(repo_root / "rose" / "presets" / "bge-m3")
+    with pytest.raises(ModelLoadError, match=r"fp8: cuda:0 is of compute capability 8\.0; FP8 .* need 8\.9"):
+        _fp8("fp8", torch.device("cuda:0"), config)
 
 
 def test_bfloat16_runs_on_the_cpu_too(load: Loader, tmp_path: Path) -> None:
