@@ -59,7 +59,9 @@ def plans(model: Model, num_tokens: int, length: int, from_product: bool) -> Ite
         once = met <= block_n
         if programs > 1056 or (programs < 64 and tokens > 16) or tokens > max(16, num_tokens):
             continue
-        if block_n > max(32, 2 * met - 1) or (warps == 4) == (block_m == 128):
+        if block_n > max(32, 2 * met - 1) or (warps == 4 and block_m == 128):
+            continue
+        if warps == 8 and block_m < 128 and not (from_product and block_n == 64):
             continue
         if stages not in ((1, 2) if from_product else (2,) if once else (2, 3)):
             continue

@@ -238,10 +238,23 @@ def test_a_forward_allocates_nothing(name: str, heads: str) -> None:
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
+# Tokens and sequences of a graph, which between them take every plan, and batches that it may serve.
+PRODUCTS: dict[tuple[int, int], list[list[int]]] = {
+    (512, 16): [[512], [1, 511], [100, 0, 77, 300], [30] * 16, [1], [0, 500]],
+    (512, 4): [[512], [1, 511], [128] * 4],
+    (128, 4): [[128], [1, 127], [32] * 4, [0, 50, 0, 33]],
+    (128, 1): [[128], [1], [65]],
+    (32, 1): [[32], [1], [17]],
+}
+
+
 @pytest.mark.parametrize("splits", [1, 2, 4])
+@pytest.mark.parametrize("graph", PRODUCTS, ids=lambda graph: f"{graph[0]}in{graph[1]}")
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("heads", ["hd128", "hd128-4b", "hd64"])
-def test_attention_straight_from_the_product(heads: str, causal: bool, splits: int) -> None:
+def test_attention_straight_from_the_product(
+    heads: str, causal: bool, graph: tuple[int, int], splits: int
+) -> None:
     """What the kernel that norms and rotates, then fp32 attention, make of it; padded rows are NaN."""
     spec, backend = pick("flat-product", heads, causal)
     assert isinstance(backend, ProductAttention)
@@ -249,13 +262,14 @@ def test_attention_straight_from_the_product(heads: str, causal: bool, splits: i
     weight = 1 + 0.2 * torch.randn(2, dim, device=device)
     table = rope_table(dim, 1e6, 1024, device)
     rope = QkRope(spec.num_heads, spec.num_kv_heads, dim, 1e-6, weight.bfloat16(), table)
-    buffers = Buffers(spec, 512, 16)
+    num_tokens, num_seqs = graph
+    buffers = Buffers(spec, num_tokens, num_seqs)
     product = torch.randn(splits, *buffers.qkv.shape, device=device).bfloat16()
-    for lengths in ([512], [1, 511], [100, 0, 77, 300], [30] * 16, [1], [0, 500]):
+    for lengths in PRODUCTS[graph]:
         offsets = buffers.offsets(lengths)
         buffers.cu_seqlens.copy_(torch.from_numpy(offsets))
         places = [place for length in lengths for place in range(length)]
-        positions = torch.zeros(512, dtype=torch.int32, device=device)
+        positions = torch.zeros(num_tokens, dtype=torch.int32, device=device)
         positions[: len(places)] = torch.tensor(places, device=device)
         padded = product.clone()
         padded[:, len(places) :] = float("nan")

@@ -61,8 +61,8 @@ def test_keys_that_fit_are_one_tile_and_many_are_fetched_ahead():
     ("heads", "shape", "from_product", "expected"),
     [
         ((16, 8, 128), (1, 16), True, FlatPlan(16, 32, 1, 4, 1)),
-        ((16, 8, 128), (1, 128), True, FlatPlan(16, 64, 1, 4, 1)),
-        ((16, 8, 128), (16, 32), True, FlatPlan(32, 32, 2, 4, 1)),
+        ((16, 8, 128), (1, 128), True, FlatPlan(16, 64, 1, 8, 1)),
+        ((16, 8, 128), (16, 32), True, FlatPlan(32, 32, 2, 4, 2)),
         ((16, 8, 128), (8, 64), False, FlatPlan(64, 64, 2, 4, 2)),
         ((16, 8, 128), (1, 256), False, FlatPlan(32, 128, 2, 4, 3)),
         ((16, 8, 128), (1, 512), False, FlatPlan(64, 64, 2, 4, 3)),
@@ -71,5 +71,5 @@ def test_keys_that_fit_are_one_tile_and_many_are_fetched_ahead():
         ((16, 16, 64), (1, 512), False, FlatPlan(64, 128, 1, 4, 3)),
     ],
 )
-def test_what_was_measured_as_fast(heads, shape, from_product, expected):
+def test_what_was_measured(heads, shape, from_product, expected):
     assert plan_of(heads, *shape, from_product) == expected
