@@ -6,6 +6,7 @@ from typing import Any
 
 # After these the context is lost: every later call fails too, only a new process helps.
 # Source: CUDA Runtime API, cudaError_t ("the process must be terminated and relaunched").
+# The driver's CUresult has the same values.
 STICKY_CUDA_ERRORS = frozenset(
     {
         4,  # cudaErrorCudartUnloading
@@ -41,22 +42,22 @@ class DeviceError(RuntimeError):
 
 
 class CudaError(DeviceError):
-    """A CUDA runtime call failed. `name` and `value` are those of cudaError_t, `call` is the function."""
+    """A CUDA call failed. `name` and `value`: of its cudaError_t or CUresult. `call`: the function."""
 
     def __init__(self, error: Any, call: str) -> None:
         self.value = int(error)
-        self.name: str = getattr(error, "name", f"cudaError {self.value}")
+        self.name: str = getattr(error, "name", f"error {self.value}")
         self.call = call
         super().__init__(f"{call}: {self.name} ({self.value})", sticky=self.value in STICKY_CUDA_ERRORS)
 
 
 def check(result: tuple[Any, ...], call: str) -> Any:
-    """Return what a cuda-python runtime call gave besides its status.
+    """Return what a cuda-python call gave besides its status.
 
-    result: (cudaError_t,) or (cudaError_t, value).
+    result: (status,) or (status, value).
 
     Raises:
-        CudaError: the status is not cudaSuccess.
+        CudaError: the status is not 0.
     """
     if result[0]:
         raise CudaError(result[0], call)

@@ -6,12 +6,14 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from cuda.bindings import runtime
+from cuda.bindings import driver, runtime
 
 from cuda_utils.errors import CudaError, DeviceError, check
 from cuda_utils.stream import CpuStream, CudaStream
 
-_NOT_READY = int(runtime.cudaError_t.cudaErrorNotReady)
+_NOT_READY = int(driver.CUresult.CUDA_ERROR_NOT_READY)
+
+_WITHOUT_TIMING = int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
 
 
 class Event(Protocol):
@@ -50,7 +52,7 @@ class Event(Protocol):
 
 
 class CudaEvent:
-    """A cudaEvent_t without timing, made once and recorded many times.
+    """A CUevent without timing, made once and recorded many times.
 
     A record costs 1.4 µs and a query 2.3 µs on the GPU host; a new torch event with its record costs 13 µs.
     """
@@ -60,17 +62,15 @@ class CudaEvent:
     def __init__(self, stream: CudaStream) -> None:
         """Raises: CudaError: no device, or no memory on it."""
         self._stream = stream.handle
-        self._handle = check(
-            runtime.cudaEventCreateWithFlags(runtime.cudaEventDisableTiming), "cudaEventCreateWithFlags"
-        )
-        self._query = runtime.cudaEventQuery
-        self._record = runtime.cudaEventRecord
+        self._handle = check(driver.cuEventCreate(_WITHOUT_TIMING), "cuEventCreate")
+        self._query = driver.cuEventQuery
+        self._record = driver.cuEventRecord
 
     def record(self) -> None:
         """See `Event.record`."""
         error = self._record(self._handle, self._stream)[0]
         if error:
-            raise CudaError(error, "cudaEventRecord")
+            raise CudaError(error, "cuEventRecord")
 
     def query(self) -> bool:
         """See `Event.query`."""
@@ -79,7 +79,7 @@ class CudaEvent:
             return True
         if error == _NOT_READY:
             return False
-        raise CudaError(error, "cudaEventQuery")
+        raise CudaError(error, "cuEventQuery")
 
     def synchronize(self) -> None:
         """See `Event.synchronize`. Spins: it wakes sooner than a blocking wait, for tools, not a server."""
@@ -93,7 +93,7 @@ class CudaEvent:
         """Destroy the event; the driver waits with it for work still in flight."""
         if self._handle is not None:
             handle, self._handle = self._handle, None
-            check(runtime.cudaEventDestroy(handle), "cudaEventDestroy")
+            check(driver.cuEventDestroy(handle), "cuEventDestroy")
 
 
 class CpuEvent:

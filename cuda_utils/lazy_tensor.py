@@ -24,25 +24,38 @@ class LazyTensor(Generic[T]):
     No limit of time: whoever launched the work knows best how long it may take.
 
     order: rises with creation, which must follow the order of launches on the stream.
-    due_s: when the work is predicted to be done, in seconds of `time.monotonic`, or None.
+    due_s: when the work is predicted to be done, in seconds of `time.monotonic`, or None. Predicted when
+        first asked for, which is when someone starts to wait.
     """
 
-    __slots__ = ("_error", "_event", "_finish", "_value", "due_s", "order")
+    __slots__ = ("_due_s", "_error", "_event", "_finish", "_predict_s", "_value", "order")
 
     def __init__(
         self,
         event: Event,
         finish: Callable[[DeviceError | None], T],
         *,
-        due_s: float | None = None,
+        predict_s: Callable[[], float | None] | None = None,
     ) -> None:
-        """event: recorded behind the work. finish: takes the device's error, if any; what it does is kept."""
+        """event: recorded behind the work. finish: takes the device's error, if any; what it does is kept.
+
+        predict_s: gives `due_s`; called at most once.
+        """
         self._event = event
         self._finish: Callable[[DeviceError | None], T] | None = finish
         self._value: T
         self._error: Exception | None = None
-        self.due_s = due_s
+        self._predict_s = predict_s
+        self._due_s: float | None = None
         self.order = next(_ORDER)
+
+    @property
+    def due_s(self) -> float | None:
+        """See above."""
+        predict_s, self._predict_s = self._predict_s, None
+        if predict_s is not None:
+            self._due_s = predict_s()
+        return self._due_s
 
     @property
     def done(self) -> bool:
@@ -85,6 +98,7 @@ class LazyTensor(Generic[T]):
         finish, self._finish = self._finish, None
         if finish is None:
             return
+        self._predict_s = None  # it may hold what the work needed
         try:
             self._value = finish(error)
         except Exception as raised:

@@ -80,14 +80,18 @@ class PinnedSlot:
     ptr: host address. nbytes: size asked for (the block may be larger).
     """
 
-    __slots__ = ("__array_interface__", "_pool", "_size_class", "nbytes", "ptr")
+    __slots__ = ("_pool", "_size_class", "nbytes", "ptr")
 
     def __init__(self, pool: PinnedPool, ptr: int, nbytes: int, size_class: int) -> None:
         self._pool = pool
         self._size_class = size_class
         self.ptr = ptr
         self.nbytes = nbytes
-        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (nbytes,), "data": (ptr, False)}
+
+    @property
+    def __array_interface__(self) -> Mapping[str, object]:
+        """All of it as bytes, for numpy. Made when asked for, which is when the device is done."""
+        return {"version": 3, "typestr": "|u1", "shape": (self.nbytes,), "data": (self.ptr, False)}
 
     def view(self, dtype: DTypeLike, shape: tuple[int, ...], offset_bytes: int = 0) -> NDArray[Any]:
         """An array over part of the slot; it keeps the slot on loan, and so do arrays made from it.

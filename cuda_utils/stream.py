@@ -7,7 +7,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TypeAlias
 
-from cuda.bindings import runtime
+from cuda.bindings import driver, runtime
 
 from cuda_utils.errors import DeviceError, check
 
@@ -22,13 +22,14 @@ def select_device(index: int) -> None:
 class CudaStream:
     """A CUDA stream that someone else (torch) created and keeps alive.
 
-    handle: the cudaStream_t object, built once: cuda-python would wrap a plain integer at each call.
+    handle: the CUstream object, built once: cuda-python would wrap a plain integer at each call. Every step
+    calls the driver directly: that is one library less whose code would have to come from memory again.
     """
 
     __slots__ = ("handle",)
 
     def __init__(self, pointer: int) -> None:
-        self.handle = runtime.cudaStream_t(pointer)
+        self.handle = driver.CUstream(pointer)
 
     def synchronize(self) -> None:
         """Block until all work queued so far is done.

@@ -28,7 +28,9 @@ NO_TOKEN_OUTPUTS: frozenset[TokenOutput] = frozenset()
 class RaggedBatch:
     """Sequences of any lengths laid end to end, without padding.
 
-    input_ids: i32[T], every id in [0, vocab_size).
+    input_ids: i32[T], every id in [0, vocab_size). One that is not, or a type that is not the model's: on the
+        CPU `step` raises a StepError; on a device it counts as 0, and when the step is done the rows of its
+        sequence are made NaN and named in BatchResult.non_finite. Other rows, and the engine, are as ever.
     cu_seqlens: i32[B+1], offsets into input_ids; cu_seqlens[0] == 0, cu_seqlens[B] == T, strictly rising.
     token_type_ids: i32[T] or None (all zero), for pairs given to BERT-like models.
     spans: i32[R, 2] or None: the tokens [start, end) that each row of the result is the mean of, each within

@@ -10,17 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-# (up to this many tokens, in multiples of this many)
-_TOKEN_STEPS = ((32, 16), (1024, 64), (2048, 128))
-_LAST_STEP = 256
-
 
 def token_bucket(num_tokens: int) -> int:
     """The smallest bucket that holds `num_tokens` (>= 1) tokens."""
-    for limit, step in _TOKEN_STEPS:
-        if num_tokens <= limit:
-            return -(-num_tokens // step) * step
-    return -(-num_tokens // _LAST_STEP) * _LAST_STEP
+    step = 16 if num_tokens <= 32 else 64 if num_tokens <= 1024 else 128 if num_tokens <= 2048 else 256
+    return -(-num_tokens // step) * step
 
 
 def sequence_bucket(num_seqs: int) -> int:

@@ -50,6 +50,7 @@ class CpuEngine:
     def step(self, batch: RaggedBatch) -> LazyTensor[BatchResult]:
         """See `rose.batch.Engine`. Any number of steps may wait; they run one at a time."""
         longest = self._limits.check(batch)
+        self._limits.check_ids(batch)
         step = _CpuStep(self._forward, batch, longest)
         event = CpuEvent(self._stream)
         try:

@@ -128,7 +128,7 @@ class CudaForward:
         executable = GraphExec(graph.raw_cuda_graph_exec())
         executable.upload(self._stream)
         nbytes = max(free_bytes - torch.cuda.mem_get_info()[0], 0)
-        return CapturedForward(self, graph, executable, nbytes)
+        return CapturedForward(self, graph, executable, self._stream, nbytes)
 
     def destroy_retired(self, done_launches: int) -> None:
         """Destroy given-up graphs, as far as the first `done_launches` launches were their last."""
@@ -138,11 +138,6 @@ class CudaForward:
     def retire(self, graph: torch.cuda.CUDAGraph) -> None:
         """Destroy `graph` once all that is launched now is done."""
         self._retired.append((self.launches, graph))
-
-    def launch(self, executable: GraphExec) -> None:
-        """Replay `executable` on the stream."""
-        self.launches += 1
-        executable.launch(self._stream)
 
     def _new_key(self, num_tokens: int, num_seqs: int, longest: int) -> GraphKey:
         most = min(num_tokens, self._max_model_len)
@@ -206,19 +201,26 @@ class CudaForward:
 class CapturedForward:
     """A Graph of `CudaForward`. nbytes: device memory its capture took, which the driver counts by 2 MiB."""
 
-    __slots__ = ("_executable", "_forward", "_graph", "nbytes")
+    __slots__ = ("_executable", "_forward", "_graph", "_stream", "nbytes")
 
     def __init__(
-        self, forward: CudaForward, graph: torch.cuda.CUDAGraph, executable: GraphExec, nbytes: int
+        self,
+        forward: CudaForward,
+        graph: torch.cuda.CUDAGraph,
+        executable: GraphExec,
+        stream: CudaStream,
+        nbytes: int,
     ) -> None:
         self._forward = forward
         self._graph = graph
         self._executable = executable
+        self._stream = stream
         self.nbytes = nbytes
 
     def launch(self) -> None:
         """See Graph.launch."""
-        self._forward.launch(self._executable)
+        self._forward.launches += 1
+        self._executable.launch(self._stream)
 
     def close(self) -> None:
         """See Graph.close."""

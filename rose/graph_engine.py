@@ -7,9 +7,9 @@ apart, and `DeviceNouns` are the device's own; the tests drive all of it on a si
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from threading import get_ident
 
 import numpy as np
 
@@ -86,17 +86,17 @@ class GraphEngine:
         self._runner.capture_allowed = allowed
 
     def step(self, batch: RaggedBatch) -> LazyTensor[BatchResult]:
-        """See `rose.batch.Engine`. Some 50 µs when the shape's graph is there."""
+        """See `rose.batch.Engine`. Some 50 µs when the shape's graph is there.
+
+        Most of that is memory: when a step is done, others have had the processor's caches for a while. So
+        nothing is done here that can be done later, while the device works; see `_meanwhile`.
+        """
         if self._dead is not None:
             raise EngineDeadError(self._dead)
         longest = self._limits.check(batch)
-        if threading.get_ident() != self._thread:
+        if get_ident() != self._thread:
             self._bind_thread()
-        lazy = self._launch(batch, longest)
-        self._steps += 1
-        self._seqs += batch.num_seqs
-        self._tokens += batch.num_tokens
-        return lazy
+        return self._launch(batch, longest)
 
     def stats(self) -> Mapping[str, object]:
         """See `rose.batch.Engine`."""
@@ -134,34 +134,33 @@ class GraphEngine:
     def _launch(self, batch: RaggedBatch, longest: int) -> LazyTensor[BatchResult]:
         key = self._key_of(batch, longest)
         slot = self._ring.free()
-        self._forward.destroy_retired(slot.launches)
         if self._dirty:
             self._overwrite_activations()
-        step = _Step(self._finished, key, self._resets)
+        step = _Step(self, batch, key, self._resets, slot.launches)
         event = self._events[slot.index]
         try:
-            # As much as can be comes after the launch: the device works meanwhile.
             self._stage(slot, batch, key)
             step.execution = self._runner.run(key, slot)
-            step.result = result = self._copy_out(key)
+            step.result = self._copy_out(key)
             event.record()
         except Exception as error:
             raise self._launch_failed(error, slot, step) from error
-        step.rows = self._rows(result, batch, key)
-        self._padded += key.num_tokens - batch.num_tokens
-        step.ticket, due_s = self._times.launched(key)
-        lazy = LazyTensor(event, step.finish, due_s=due_s)
+        step.ticket = self._times.launched(key)
+        lazy = LazyTensor(event, step.finish, predict_s=step.due_s)
         slot.launches = self._forward.launches
         self._ring.launched(lazy)
+        self._steps += 1
         return lazy
 
     def _key_of(self, batch: RaggedBatch, longest: int) -> GraphKey:
         """The shape of `batch`; one with spans or token outputs is of its own."""
-        num_seqs = max(batch.num_rows, batch.num_seqs)
-        key = self._forward.key_of(token_bucket(batch.num_tokens), sequence_bucket(num_seqs), longest)
-        if batch.spans is None and not batch.token_outputs:
+        spans, num_rows = batch.spans, len(batch.cu_seqlens) - 1
+        if spans is not None:
+            num_rows = max(num_rows, len(spans))
+        key = self._forward.key_of(token_bucket(len(batch.input_ids)), sequence_bucket(num_rows), longest)
+        if spans is None and not batch.token_outputs:
             return key
-        return key._replace(spans=batch.spans is not None, tokens=tuple(sorted(batch.token_outputs)))
+        return key._replace(spans=spans is not None, tokens=tuple(sorted(batch.token_outputs)))
 
     def _copy_out(self, key: GraphKey) -> PinnedSlot:
         """Enqueue the copy of all rows to a slot of the pool, those of tokens behind those of sequences."""
@@ -216,6 +215,16 @@ class GraphEngine:
         self._ring.launched(LazyTensor(event, step.discard))
         return self._failure(raised)
 
+    def _meanwhile(self, step: _Step) -> None:
+        """All of `step` that need not come before its launch nor wait for its end."""
+        batch = step.batch
+        self._seqs += batch.num_seqs
+        self._tokens += batch.num_tokens
+        self._padded += step.key.num_tokens - batch.num_tokens
+        self._forward.destroy_retired(step.launches_before)
+        step.rows = self._rows(step.result, batch, step.key)
+        step.wrong_rows = self._limits.wrong_rows(batch)
+
     def _finished(self, step: _Step, error: DeviceError | None) -> BatchResult:
         if error is not None:
             raise self._failure(as_engine_error(error)) from error
@@ -227,7 +236,10 @@ class GraphEngine:
         if result.non_finite:
             # Of a step that was launched before the last reset, that one overwrites what it left.
             self._dirty = self._dirty or step.resets == self._resets
-            self._non_finite += len(result.non_finite)
+        if step.wrong_rows:
+            result.vectors[step.wrong_rows] = np.nan
+            result = marked(step.rows)
+        self._non_finite += len(result.non_finite)
         return result
 
     def _failure(self, error: EngineError) -> EngineError:
@@ -238,7 +250,7 @@ class GraphEngine:
 
     def _bind_thread(self) -> None:
         self._nouns.bind_thread()
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
 
     def _staging_slots(self, count: int) -> list[StagingSlot]:
         layout = self._forward.layout
@@ -282,25 +294,44 @@ def _aligned(nbytes: int) -> int:
 class _Step:
     """One step until its event is passed.
 
-    rows: views of `result`, not to be read before. resets: of the activations, before it.
+    resets: of the activations, before it. launches_before: forwards that were done before it.
+    rows: views of `result`, not to be read before the event. wrong_rows: those of ids out of range.
     """
 
-    __slots__ = ("_finish", "execution", "key", "resets", "result", "rows", "ticket")
+    __slots__ = (
+        "_engine", "batch", "execution", "key", "launches_before", "resets", "result", "rows", "ticket",
+        "waited_for", "wrong_rows",
+    )  # fmt: skip
 
     def __init__(
-        self, finish: Callable[[_Step, DeviceError | None], BatchResult], key: GraphKey, resets: int
+        self, engine: GraphEngine, batch: RaggedBatch, key: GraphKey, resets: int, launches_before: int
     ) -> None:
-        self._finish = finish
+        self._engine = engine
+        self.batch = batch
         self.key = key
         self.resets = resets
+        self.launches_before = launches_before
+        self.waited_for = False
         self.result: PinnedSlot
         self.rows: BatchResult
+        self.wrong_rows: list[int]
         self.execution: Execution
         self.ticket: int
 
+    def due_s(self) -> float | None:
+        """Asked for when someone starts to wait: the loop has nothing better to do."""
+        self._meanwhile()
+        return self._engine._times.due_s(self.ticket)
+
     def finish(self, error: DeviceError | None) -> BatchResult:
-        return self._finish(self, error)
+        self._meanwhile()
+        return self._engine._finished(self, error)
 
     def discard(self, error: DeviceError | None) -> BatchResult:
         """Of work that nobody awaits: keeps the slots until the device is past them."""
         raise StepError("this work has no result") from error
+
+    def _meanwhile(self) -> None:
+        if not self.waited_for:
+            self.waited_for = True
+            self._engine._meanwhile(self)

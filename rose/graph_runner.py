@@ -10,7 +10,7 @@ import enum
 import logging
 import sys
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
@@ -107,12 +107,16 @@ class GraphLimits:
 
 @dataclass(slots=True)
 class _Entry:
-    """What is known of one shape. misses: eager runs since it was first seen or last evicted."""
+    """What is known of one shape.
+
+    misses: eager runs since it was first seen or last evicted. used: the replay that was its last, of all.
+    """
 
     key: GraphKey
     capturable: bool
     graph: Graph | None = None
     misses: int = 0
+    used: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     capture_s: float = 0.0
 
@@ -139,7 +143,8 @@ class GraphRunner(Generic[Work]):
         self._limits = limits
         self._clock = clock
         self._entries: dict[GraphKey, _Entry] = {}
-        self._captured: OrderedDict[GraphKey, _Entry] = OrderedDict()
+        self._captured: list[_Entry] = []
+        self._replays = 0
         self._bytes = 0
 
     def run(self, key: GraphKey, work: Work) -> Execution:
@@ -151,8 +156,8 @@ class GraphRunner(Generic[Work]):
         entry = self._entries.get(key) or self._seen(key)
         graph = entry.graph
         if graph is not None:
-            self._captured.move_to_end(key)
             graph.launch()
+            self._replays = entry.used = self._replays + 1
             entry.counts["replayed"] += 1
             return Execution.REPLAYED
         if self._may_capture(entry) and self._capture(entry, work):
@@ -239,11 +244,13 @@ class GraphRunner(Generic[Work]):
     def _keep(self, entry: _Entry, graph: Graph) -> None:
         entry.graph = graph
         entry.counts["captures"] += 1
-        self._captured[entry.key] = entry
+        entry.used = self._replays
+        self._captured.append(entry)
         self._bytes += graph.nbytes
 
     def _evict_oldest(self) -> None:
-        _, entry = self._captured.popitem(last=False)
+        entry = min(self._captured, key=lambda entry: entry.used)  # of equals the one captured first
+        self._captured.remove(entry)
         graph, entry.graph = entry.graph, None
         entry.misses = 0
         entry.counts["evicted"] += 1

@@ -1,8 +1,12 @@
-"""What a step accepts. On the device an id out of range is an illegal access, which kills the process."""
+"""What a step accepts.
+
+Offsets must be right before anything is launched: kernels find their memory by them. Ids need not, on a
+device: its embedding kernels take one out of range for 0, so that it may be looked for while the step runs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import sub
 
@@ -30,12 +34,12 @@ class StepLimits:
     max_token_bytes: int = 0
 
     def check(self, batch: RaggedBatch) -> int:
-        """Length of the longest sequence of `batch`, in tokens. 3 µs for one sequence, 9 µs for 100.
+        """Length of the longest sequence of `batch`, in tokens. Ids and types are not looked at.
 
         Raises:
             StepError: the batch is empty, too large or malformed; the message names the value and the limit.
         """
-        num_seqs, num_tokens = batch.num_seqs, batch.num_tokens
+        num_seqs, num_tokens = len(batch.cu_seqlens) - 1, len(batch.input_ids)
         if not 1 <= num_seqs <= self.max_batch_seqs:
             raise StepError(f"batch has {num_seqs} sequences; a step takes 1 to {self.max_batch_seqs}")
         if num_tokens > self.max_batch_tokens:
@@ -43,20 +47,50 @@ class StepLimits:
         offsets = batch.cu_seqlens.tolist()  # a numpy reduction takes 2 µs or more whatever its size
         if offsets[0] != 0 or offsets[-1] != num_tokens:
             raise StepError(f"offsets span {offsets[0]}..{offsets[-1]}; the batch has {num_tokens} tokens")
-        lengths = list(map(sub, offsets[1:], offsets))
+        lengths = [num_tokens] if num_seqs == 1 else list(map(sub, offsets[1:], offsets))
         longest: int = max(lengths)
         if longest > self.max_model_len:
             raise StepError(f"sequence has {longest} tokens; this model takes {self.max_model_len}")
         if min(lengths) < 1:
             raise StepError("batch has an empty sequence")
-        _check_range(batch.input_ids, self.vocab_size, "token id")
-        if batch.token_type_ids is not None:
-            self._check_types(batch)
+        if batch.token_type_ids is not None and len(batch.token_type_ids) != num_tokens:
+            raise StepError(f"batch has {num_tokens} tokens but not as many token types")
         if batch.spans is not None:
             self._check_spans(batch, batch.spans)
         if batch.token_outputs:
             self._check_token_outputs(batch)
         return longest
+
+    def check_ids(self, batch: RaggedBatch) -> None:
+        """Look at every id and type of a batch that `check` took.
+
+        Raises:
+            StepError: one is out of range; the message names it.
+        """
+        for values, limit, noun in self._ids_of(batch):
+            if _any_beyond(values, limit):
+                wrong = values[(values < 0) | (values >= limit)][0]
+                raise StepError(f"{noun} {wrong} is out of range; this model takes 0 to {limit - 1}")
+
+    def wrong_rows(self, batch: RaggedBatch) -> list[int]:
+        """The rows of the result whose sequence holds an id or type out of range. 3 µs if there is none."""
+        if not any(_any_beyond(values, limit) for values, limit, _ in self._ids_of(batch)):
+            return []
+        tokens = np.zeros(batch.num_tokens, np.bool_)
+        for values, limit, _ in self._ids_of(batch):
+            tokens |= (values < 0) | (values >= limit)
+        seqs = np.logical_or.reduceat(tokens, batch.cu_seqlens[:-1])
+        if batch.spans is None:
+            return np.flatnonzero(seqs).tolist()
+        owners = np.searchsorted(batch.cu_seqlens, batch.spans[:, 0], side="right") - 1
+        return np.flatnonzero(seqs[np.minimum(owners, batch.num_seqs - 1)]).tolist()
+
+    def _ids_of(self, batch: RaggedBatch) -> Iterator[tuple[Int32, int, str]]:
+        """What is looked up in tables, how many rows these have, and what it is called."""
+        yield batch.input_ids, self.vocab_size, "token id"
+        if batch.token_type_ids is not None:
+            # A model without a table of types ignores zeros, which mean "all of one kind".
+            yield batch.token_type_ids, max(self.type_vocab_size, 1), "token type"
 
     def _check_token_outputs(self, batch: RaggedBatch) -> None:
         unknown = sorted(batch.token_outputs - self.token_bytes.keys())
@@ -83,16 +117,7 @@ class StepLimits:
             start, end = spans[wrong.argmax()]
             raise StepError(f"span {start}..{end} does not lie within one sequence")
 
-    def _check_types(self, batch: RaggedBatch) -> None:
-        types = batch.token_type_ids
-        if types is None or len(types) != batch.num_tokens:
-            raise StepError(f"batch has {batch.num_tokens} tokens but not as many token types")
-        # A model without a table of types ignores zeros, which mean "all of one kind".
-        _check_range(types, max(self.type_vocab_size, 1), "token type")
 
-
-def _check_range(ids: np.ndarray[tuple[int], np.dtype[np.int32]], limit: int, noun: str) -> None:
+def _any_beyond(values: Int32, limit: int) -> bool:
     # Seen as unsigned, a negative number is a huge one: one reduction checks both ends.
-    if np.maximum.reduce(ids.view(np.uint32)) >= limit:
-        wrong = ids[(ids < 0) | (ids >= limit)][0]
-        raise StepError(f"{noun} {wrong} is out of range; this model takes 0 to {limit - 1}")
+    return bool(np.maximum.reduce(values.view(np.uint32)) >= limit)

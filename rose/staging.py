@@ -77,7 +77,7 @@ class StagingSlot:
         are spans past the real ones.
         """
         image, ids_at = self._image, self._ids_at
-        real_tokens, real_seqs = batch.num_tokens, batch.num_seqs
+        real_tokens, real_seqs = len(batch.input_ids), len(batch.cu_seqlens) - 1
         image[: real_seqs + 1] = batch.cu_seqlens
         if num_seqs > real_seqs:
             image[real_seqs + 1 : num_seqs + 1] = real_tokens

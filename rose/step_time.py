@@ -25,19 +25,25 @@ class StepTimes(Generic[Key]):
         self._started_s = 0.0
         self._tickets = 0
 
-    def launched(self, key: Key) -> tuple[int, float | None]:
-        """A ticket for `finished`, and when the step will be done (seconds of the clock; None: unknown)."""
-        self._tickets += 1
+    def launched(self, key: Key) -> int:
+        """A ticket for `due_s` and `finished`."""
         if not self._running:
             self._started_s = self._clock()
-        self._running[self._tickets] = key
+        self._tickets = ticket = self._tickets + 1
+        self._running[ticket] = key
+        return ticket
+
+    def due_s(self, ticket: int) -> float | None:
+        """When the step will be done, in seconds of the clock; None: unknown."""
         due_s = self._started_s
-        for running in self._running.values():
-            expected_s = self._expected.get(running)
+        for running, key in self._running.items():
+            if running > ticket:
+                break
+            expected_s = self._expected.get(key)
             if expected_s is None:
-                return self._tickets, None
+                return None
             due_s += expected_s
-        return self._tickets, due_s
+        return due_s
 
     def finished(self, ticket: int, *, steady: bool) -> None:
         """The step is done, and all before it too. steady: whether its time says what the next will take."""

@@ -190,7 +190,8 @@ def entry_of(engine: GraphEngine, batch: RaggedBatch) -> tuple[GraphKey, Any]:
     """The shape of `batch` and its graph, captured if need be."""
     for _ in range(3):
         engine.step(batch).result()
-    key, entry = next(reversed(engine._runner._captured.items()))  # the one used last
+    entry = max(engine._runner._captured, key=lambda entry: entry.used)
+    key = entry.key
     if key.num_tokens < batch.num_tokens:
         raise RuntimeError(f"a batch of {batch.num_tokens} tokens is not captured")
     return key, entry.graph

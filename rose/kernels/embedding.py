@@ -42,7 +42,7 @@ def embed_tokens(
 ) -> None:
     """residual = table[id], hidden = norm(residual), position = place of the token in its sequence.
 
-    input_ids: i32[T], each in [0, V). cu_seqlens: i32[S+1]. table: [V, H].
+    input_ids: i32[T]; one outside [0, V) counts as 0. cu_seqlens: i32[S+1]. table: [V, H].
     Rows past cu_seqlens[-1] are written too, at position 0.
     """
     if dispatch.uses_triton(table):
@@ -50,7 +50,7 @@ def embed_tokens(
 
         jit.embed_tokens(input_ids, cu_seqlens, table, norm, out)
     else:
-        rows = table[input_ids.long()].float()
+        rows = table[_rows_of(input_ids, table)].float()
         out.residual.copy_(rows)
         out.hidden.copy_(rms_normalized(rows, norm))
         out.positions.copy_(token_positions(cu_seqlens, len(input_ids)))
@@ -62,7 +62,7 @@ def embed_bert(
     """out [T, H] = LayerNorm(word[id] + position[offset + place in sequence] + token_type[type]).
 
     input_ids: i32[T]. cu_seqlens: i32[S+1]. token_type_ids: i32[T] or None (all zero).
-    A table that is None counts as zeros.
+    A table that is None counts as zeros, an id or type that its table has no row of as 0.
     Rows past cu_seqlens[-1] are written too, at place 0.
     """
     if dispatch.uses_triton(out):
@@ -70,14 +70,19 @@ def embed_bert(
 
         jit.embed_bert(input_ids, cu_seqlens, token_type_ids, tables, out)
         return
-    total = tables.word[input_ids.long()].float()
+    total = tables.word[_rows_of(input_ids, tables.word)].float()
     if tables.position is not None:
         places = token_positions(cu_seqlens, len(input_ids)).long() + tables.position_offset
         total = total + tables.position[places].float()
     if tables.token_type is not None:
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-        total = total + tables.token_type[types.long()].float()
+        total = total + tables.token_type[_rows_of(types, tables.token_type)].float()
     out.copy_(layer_normalized(total, tables.norm))
+
+
+def _rows_of(ids: Tensor, table: Tensor) -> Tensor:
+    """i64[T]: the rows of `table` that are read for `ids`."""
+    return torch.where((ids >= 0) & (ids < len(table)), ids, 0).long()
 
 
 def write_positions(cu_seqlens: Tensor, out: Tensor) -> None:

@@ -93,7 +93,7 @@ def test_a_graph_is_uploaded_and_launched_by_its_handle(
 
 def test_a_bad_call_is_a_typed_error_that_does_not_stick(stream: CudaStream, pool: PinnedPool) -> None:
     slot = pool.acquire(64)
-    with pytest.raises(CudaError, match="cudaMemcpyAsync") as caught:
+    with pytest.raises(CudaError, match="cuMemcpyHtoDAsync") as caught:
         CudaMemcpy(stream).host_to_device(0, slot.ptr, 64)
     assert not caught.value.sticky
     stream.synchronize()

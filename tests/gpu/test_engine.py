@@ -202,6 +202,21 @@ def test_a_vector_with_nan_is_marked_and_leaves_nothing_behind(loaded: Loaded) -
         assert (loaded.run(sequences).vectors == clean).all()
 
 
+@pytest.mark.parametrize("wrong", [-1, 2**31 - 1, -(2**31)])
+def test_an_id_out_of_range_fails_its_own_row_alone(loaded: Loaded, wrong: int) -> None:
+    sequences = loaded.sequences([40, 3, 77], seed=8)
+    sequences[1][1] = 0  # what it counts as
+    clean = [loaded.run(sequences).vectors.copy() for _ in range(3)][-1]
+    sequences[1][1] = wrong
+    for _ in range(3):
+        result = loaded.run(sequences)
+        assert result.non_finite == (1,)
+        assert (result.vectors[[0, 2]] == clean[[0, 2]]).all()
+    sequences[1][1] = 0
+    assert (loaded.run(sequences).vectors == clean).all()
+    assert loaded.engine.stats()["dead"] is None
+
+
 async def run_two_in_flight(loaded: Loaded, batches: int, singles: Float32, sequences: list[Int32]) -> int:
     """How many of the rows of random batches are not the vector of their sequence alone."""
     rng = np.random.default_rng(7)

@@ -1,4 +1,7 @@
-"""One program a token: find its place among the offsets, gather its rows, norm."""
+"""One program a token: find its place among the offsets, gather its rows, norm.
+
+An id or type that is out of range reads row 0: nobody has looked at them when they get here.
+"""
 
 # Triton kernels: parameters have no Python types, and compile-time constants are capitals as in Triton's own.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -40,7 +43,14 @@ def _position(cu_seqlens_ptr, num_seqs, token, SCAN: tl.constexpr):
     return tl.where(token < total, token - start, 0)
 
 
-@kernel("input_ids_ptr", "cu_seqlens_ptr", "positions_ptr", "num_seqs")
+@device_function
+def _row_of(ids_ptr, token, limit):
+    """The row of a table with `limit` of them that a token reads, i64."""
+    row = tl.load(ids_ptr + token).to(tl.int64)
+    return tl.where((row >= 0) & (row < limit), row, 0)
+
+
+@kernel("input_ids_ptr", "cu_seqlens_ptr", "positions_ptr", "num_seqs", "vocab_size")
 def _embed_tokens(
     input_ids_ptr,
     cu_seqlens_ptr,
@@ -50,6 +60,7 @@ def _embed_tokens(
     hidden_ptr,
     positions_ptr,
     num_seqs,
+    vocab_size,
     eps,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -60,7 +71,7 @@ def _embed_tokens(
     token = tl.program_id(0)
     cols = tl.arange(0, BLOCK)
     mask = cols < HIDDEN
-    row = tl.load(input_ids_ptr + token).to(tl.int64)
+    row = _row_of(input_ids_ptr, token, vocab_size)
     embedded = tl.load(table_ptr + row * HIDDEN + cols, mask=mask, other=0.0)
     weight = tl.load(weight_ptr + cols, mask=mask, other=0.0).to(tl.float32)
     at = token.to(tl.int64) * HIDDEN + cols
@@ -70,7 +81,9 @@ def _embed_tokens(
     tl.store(positions_ptr + token, _position(cu_seqlens_ptr, num_seqs, token, SCAN))
 
 
-@kernel("input_ids_ptr", "cu_seqlens_ptr", "types_ptr", "num_seqs", "position_offset")
+@kernel(
+    "input_ids_ptr", "cu_seqlens_ptr", "types_ptr", "num_seqs", "vocab_size", "num_types", "position_offset"
+)
 def _embed_bert(
     input_ids_ptr,
     cu_seqlens_ptr,
@@ -82,6 +95,8 @@ def _embed_bert(
     bias_ptr,
     out_ptr,
     num_seqs,
+    vocab_size,
+    num_types,
     position_offset,
     eps,
     HAS_POSITIONS: tl.constexpr,
@@ -96,7 +111,7 @@ def _embed_bert(
     token = tl.program_id(0)
     cols = tl.arange(0, BLOCK)
     mask = cols < HIDDEN
-    row = tl.load(input_ids_ptr + token).to(tl.int64)
+    row = _row_of(input_ids_ptr, token, vocab_size)
     total = tl.load(word_ptr + row * HIDDEN + cols, mask=mask, other=0.0).to(tl.float32)
     if HAS_POSITIONS:
         place = _position(cu_seqlens_ptr, num_seqs, token, SCAN) + position_offset
@@ -104,7 +119,7 @@ def _embed_bert(
     if HAS_TYPE_TABLE:
         kind = 0
         if HAS_TYPES:
-            kind = tl.load(types_ptr + token)
+            kind = _row_of(types_ptr, token, num_types)
         total += tl.load(type_table_ptr + kind * HIDDEN + cols, mask=mask, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + cols, mask=mask, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + cols, mask=mask, other=0.0).to(tl.float32)
@@ -136,6 +151,7 @@ def embed_tokens(
         out.hidden,
         out.positions,
         len(cu_seqlens) - 1,
+        len(table),
         norm.eps,
         HIDDEN=hidden,
         BLOCK=block,
@@ -163,6 +179,8 @@ def embed_bert(
         tables.norm.bias,
         out,
         len(cu_seqlens) - 1,
+        len(tables.word),
+        1 if tables.token_type is None else len(tables.token_type),
         tables.position_offset,
         tables.norm.eps,
         HAS_POSITIONS=tables.position is not None,

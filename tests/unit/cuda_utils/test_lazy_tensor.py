@@ -188,7 +188,8 @@ def test_a_step_without_a_prediction_is_asked_each_turn_and_then_at_leisure() ->
 
 async def test_a_nearer_step_awaited_later_does_not_wait_for_the_timer_of_a_distant_one() -> None:
     near = LazyTensor(AskedEvent(3), value_or_error)
-    distant = LazyTensor(AskedEvent(3), value_or_error, due_s=completion.time.monotonic() + 60)
+    due_s = completion.time.monotonic() + 60
+    distant = LazyTensor(AskedEvent(3), value_or_error, predict_s=lambda: due_s)
     waiting = asyncio.ensure_future(awaiting(distant))
     await asyncio.sleep(0)
     assert await asyncio.wait_for(awaiting(near), 5) == "value"

@@ -121,3 +121,32 @@ def test_positions_with_more_sequences_than_one_scan(num_seqs, device, poisoned)
     norm = RmsNorm(torch.ones(16, device=device), 1e-6)
     jit.embed_tokens(ids, _offsets(lengths, device), torch.ones(1, 16, device=device), norm, out)
     assert out.positions.tolist() == _places(lengths, 1)
+
+
+@pytest.mark.parametrize("wrong", [40, -1, 2**31 - 1, -(2**31)])
+def test_an_id_or_type_out_of_range_reads_row_0_and_nothing_outside(wrong, device, close, poisoned):
+    hidden, lengths = 24, [3]
+    word, position, token_type = (torch.randn(n, hidden, device=device) for n in (40, 9, 2))
+    rms = RmsNorm(torch.ones(hidden, device=device), 1e-6)
+    layer = LayerNorm(torch.ones(hidden, device=device), torch.zeros(hidden, device=device), 1e-5)
+    tables = embedding.BertTables(word, position, token_type, layer)
+    given, read = (torch.tensor([3, one, 39], device=device).int() for one in (wrong, 0))
+    types = torch.tensor([1, wrong, 0], device=device).int()
+    read_types = torch.tensor([1, 0, 0], device=device).int()
+
+    def embedded(kernels, ids, kinds):
+        decoder = embedding.EmbeddedTokens(
+            poisoned(3, hidden, dtype=torch.float32),
+            poisoned(3, hidden, dtype=torch.float32),
+            poisoned(3, dtype=torch.int32),
+        )
+        encoder = poisoned(3, hidden, dtype=torch.float32)
+        kernels.embed_tokens(ids, _offsets(lengths, device), word, rms, decoder)
+        kernels.embed_bert(ids, _offsets(lengths, device), kinds, tables, encoder)
+        return decoder.residual, decoder.hidden, encoder
+
+    for kernels in (jit, embedding):
+        for got, expected in zip(
+            embedded(kernels, given, types), embedded(kernels, read, read_types), strict=True
+        ):
+            assert torch.equal(got, expected)

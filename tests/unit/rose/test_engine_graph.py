@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from cuda_utils.errors import DeviceError
+from rose.batch import RaggedBatch
 from rose.errors import EngineDeadError, OutOfMemoryError, StepError
 from rose.graph_engine import GraphEngine
 from rose.graph_runner import CaptureError, GraphKey
@@ -223,6 +224,32 @@ def test_a_reset_that_fails_is_tried_again(simulation: Simulation, engine: Graph
     with pytest.raises(StepError, match="701"):
         engine.step(batch_of([2]))
     check(batch_of([3]), engine.step(batch_of([3])))
+
+
+@pytest.mark.parametrize("wrong", [1000, -1, 2**31 - 1, -(2**31)])
+def test_an_id_out_of_range_fails_its_own_row_alone(
+    simulation: Simulation, engine: GraphEngine, wrong: int
+) -> None:
+    simulation.eager.clear()
+    batch = batch_of([1, 2], [3, wrong, 4], [5])
+    for _ in range(3):  # eagerly, captured, replayed
+        result = engine.step(batch).result()
+        assert result.non_finite == (1,)
+        assert np.isnan(result.vectors[1]).all()
+        assert result.vectors[[0, 2]].tolist() == expected(batch)[[0, 2]].tolist()
+    check(batch_of([9], [8]), engine.step(batch_of([9], [8])))
+    assert (engine.stats()["non_finite_sequences"], engine.stats()["failed_steps"]) == (3, 0)
+    assert not any(key.num_tokens == 512 for key in simulation.eager)  # nothing was left behind to overwrite
+
+
+async def test_so_does_a_type_out_of_range_and_every_span_of_its_sequence(engine: GraphEngine) -> None:
+    types = [None, np.array([0, 2], np.int32), None]
+    spans = [None, np.array([[0, 1], [1, 2], [2, 2]], np.int32), np.array([[0, 0], [0, 1]], np.int32)]
+    sequences = [np.array(ids, np.int32) for ids in ([1], [2, 3], [4])]
+    assert (await engine.step(RaggedBatch.pack(sequences, types))).non_finite == (1,)
+    result = await engine.step(RaggedBatch.pack(sequences, types, spans))
+    assert result.non_finite == (1, 2)
+    assert result.vectors[[0, 4, 5]].tolist() == [[1, 1, 1, 0], [0, 0, 0, 0], [4, 1, 4, 0]]
 
 
 def test_shapes_are_captured_on_their_second_hit_and_counted(

@@ -101,7 +101,7 @@ class Steps:
         self.times: StepTimes[str] = StepTimes(lambda: self.now)
 
     def run(self, key: str, took_s: float, *, steady: bool = True) -> None:
-        ticket, _ = self.times.launched(key)
+        ticket = self.times.launched(key)
         self.now += took_s
         self.times.finished(ticket, steady=steady)
 
@@ -138,23 +138,23 @@ def test_a_step_is_due_after_those_before_it() -> None:
     steps = Steps()
     for key, took_s in (("a", 0.010), ("a", 0.010), ("b", 0.020), ("b", 0.020)):
         steps.run(key, took_s)
-    first, due_first = steps.times.launched("a")
+    first = steps.times.launched("a")
     steps.now += 0.004
-    second, due_second = steps.times.launched("b")
-    assert due_first == pytest.approx(steps.now + 0.006)
-    assert due_second == pytest.approx(steps.now + 0.026)
+    second = steps.times.launched("b")
+    assert steps.times.due_s(first) == pytest.approx(steps.now + 0.006)
+    assert steps.times.due_s(second) == pytest.approx(steps.now + 0.026)
     steps.now += 0.006
     steps.times.finished(first, steady=True)
     steps.now += 0.020
     steps.times.finished(second, steady=True)
     assert steps.times.expected_s("b") == pytest.approx(0.020)
-    _, unknown = steps.times.launched("c")
-    assert unknown is None
+    assert steps.times.due_s(steps.times.launched("c")) is None
+    assert steps.times.due_s(second) == pytest.approx(steps.now)  # over, so no step counts
 
 
 def test_a_later_step_fetched_first_finishes_those_before_it() -> None:
     steps = Steps()
-    tickets = [steps.times.launched("a")[0] for _ in range(3)]
+    tickets = [steps.times.launched("a") for _ in range(3)]
     steps.now += 1.0
     steps.times.finished(tickets[1], steady=True)
     steps.times.finished(tickets[0], steady=True)
