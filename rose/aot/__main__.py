@@ -25,7 +25,7 @@ from rose.aot.manifest import (
     write_manifest,
 )
 from rose.aot.toolchain import ToolchainError, cuda_home, cuda_version, run
-from rose.aot.variants import GEMM, HOPPER, KERNELS, KernelVariant, select
+from rose.aot.variants import FLASH, GEMM, HOPPER, KERNELS, KernelVariant, select
 
 FA4_PACKAGES = ("flash-attn-4", "nvidia-cutlass-dsl", "quack-kernels", "apache-tvm-ffi")
 GEMM_PACKAGES = ("quack-kernels", "nvidia-cutlass-dsl", "apache-tvm-ffi")
@@ -62,12 +62,12 @@ def build_variant(variant: KernelVariant, out: Path, work: Path, jobs: int) -> K
     Raises:
         ToolchainError: a package, compiler or library is missing or failed.
     """
-    packages = {"fa4": FA4_PACKAGES, GEMM: GEMM_PACKAGES}.get(variant.family, FLASHINFER_PACKAGES)
+    packages = {FLASH: FA4_PACKAGES, GEMM: GEMM_PACKAGES}.get(variant.family, FLASHINFER_PACKAGES)
     versions = _versions(packages) | {"cuda": cuda_version(cuda_home())}
     scratch = work / variant.file.removesuffix(".so")
     scratch.mkdir(parents=True, exist_ok=True)
     built = scratch / variant.file
-    if variant.family == "fa4":
+    if variant.family == FLASH:
         _build_fa4(variant, scratch, built)
     elif variant.family == GEMM:
         _build_gemm(variant, scratch, built)
@@ -93,7 +93,7 @@ def _build_fa4(variant: KernelVariant, scratch: Path, built: Path) -> None:
         "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1",
         "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": str(cache),
     }
-    shape = [str(variant.head_dim), str(variant.group), str(int(bool(variant.causal)))]
+    shape = [variant.kernel, str(variant.head_dim), str(variant.group), str(int(bool(variant.causal)))]
     _run_builder("build_fa4", [*shape, str(cache), str(built)], environment)
 
 

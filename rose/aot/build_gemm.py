@@ -14,15 +14,39 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rose.aot.cute import link_cute, the_object
-from rose.aot.products import HEAD_DIM, HEAD_EPS, Epilogue, ProductKernel
+from rose.aot.products import HEAD_DIM, HEAD_EPS, ROW_EPS, TILE_K, Epilogue, ProductKernel
 
 _ROWS, _WIDTH = 4096, 1024
+
+
+def plain_epilogue() -> Any:
+    """Nothing: the product."""
+    from quack.epilogue.frontend import gemm_epilogue
+
+    @gemm_epilogue()
+    def fused_plain(acc):
+        return {"D": acc}
+
+    return fused_plain
+
+
+def bias_epilogue() -> Any:
+    """A number a column added."""
+    from quack.epilogue.frontend import gemm_epilogue
+    from quack.epilogue.ops import RowVecLoad
+
+    @gemm_epilogue(ops={"bias": RowVecLoad("bias")})
+    def fused_bias(acc, bias):
+        return {"D": acc + bias}
+
+    return fused_bias
 
 
 def swiglu_epilogue() -> Any:
@@ -39,14 +63,24 @@ def swiglu_epilogue() -> Any:
     return fused_swiglu
 
 
-def scaled_swiglu_epilogue() -> Any:
+def scale_operand(kernel: Epilogue) -> Any:
+    """A factor a row: an operand, or made of sums of squares."""
+    if kernel.startswith("rms-"):
+        from rose.aot.row_rms import RowRms
+
+        return RowRms("scale", ROW_EPS)  # type: ignore[no-untyped-call]
+    from quack.epilogue.ops import ColVecLoad
+
+    return ColVecLoad("scale")
+
+
+def scaled_swiglu_epilogue(kernel: Epilogue = "scaled-swiglu") -> Any:
     """The same of rows times their scale."""
     from quack.activation import swiglu
     from quack.epilogue.frontend import gemm_epilogue
     from quack.epilogue.math import unpack
-    from quack.epilogue.ops import ColVecLoad
 
-    @gemm_epilogue(outputs=("out",), ops={"scale": ColVecLoad("scale")}, mode="acc_pair")
+    @gemm_epilogue(outputs=("out",), ops={"scale": scale_operand(kernel)}, mode="acc_pair")
     def fused_scaled_swiglu(acc, scale):
         gate, up = unpack(acc * scale)
         return {"out": swiglu(gate, up)}
@@ -84,12 +118,12 @@ def residual_epilogue() -> Any:
     return fused_residual
 
 
-def rope_epilogue() -> Any:
+def rope_epilogue(kernel: Epilogue = "rope") -> Any:
     """Columns of value heads have weight 0 and keep 1: they are scaled, neither normed nor rotated."""
     from quack.epilogue.frontend import gemm_epilogue
     from quack.epilogue.head_rmsnorm import HeadRstd
     from quack.epilogue.math import pack, unpack
-    from quack.epilogue.ops import ColVecLoad, RowVecLoad
+    from quack.epilogue.ops import RowVecLoad
     from quack.epilogue.rotary import rotary_cos_sin_load
 
     def squares(acc, scale):
@@ -101,7 +135,7 @@ def rope_epilogue() -> Any:
         "norm": HeadRstd("norm", eps=HEAD_EPS),
         "weight": RowVecLoad("weight"),
         "keep": RowVecLoad("keep"),
-        "scale": ColVecLoad("scale"),
+        "scale": scale_operand(kernel),
     }
 
     @gemm_epilogue(ops=operands, prepass=squares, prepass_outs=("norm",), mode="acc_pair")
@@ -115,13 +149,47 @@ def rope_epilogue() -> Any:
     return fused_rope
 
 
+def unscaled_rope_epilogue() -> Any:
+    """The same of the product itself: columns of value heads stay as they are."""
+    from quack.epilogue.frontend import gemm_epilogue
+    from quack.epilogue.head_rmsnorm import HeadRstd
+    from quack.epilogue.math import pack, unpack
+    from quack.epilogue.ops import RowVecLoad
+    from quack.epilogue.rotary import rotary_cos_sin_load
+
+    def squares(acc):
+        return {"norm": acc * acc}
+
+    operands = {  # in the order of the kernel's arguments
+        "angles": rotary_cos_sin_load("angles"),
+        "norm": HeadRstd("norm", eps=HEAD_EPS),
+        "weight": RowVecLoad("weight"),
+        "keep": RowVecLoad("keep"),
+    }
+
+    @gemm_epilogue(ops=operands, prepass=squares, prepass_outs=("norm",), mode="acc_pair")
+    def fused_unscaled_rope(acc, angles, norm, weight, keep):
+        first, second = unpack(acc * (norm * weight + keep))
+        cos, sin = unpack(angles)
+        kept, _ = unpack(keep)
+        cos, sin = cos * (1.0 - kept) + kept, sin * (1.0 - kept)
+        return {"D": pack(first * cos - second * sin, first * sin + second * cos)}
+
+    return fused_unscaled_rope
+
+
 # QuACK's epilogue objects; it is imported by what makes them.
 EPILOGUE_MAKERS: Mapping[Epilogue, Callable[[], Any]] = {
+    "plain": plain_epilogue,
+    "bias": bias_epilogue,
     "swiglu": swiglu_epilogue,
     "scaled-swiglu": scaled_swiglu_epilogue,
     "gelu": gelu_epilogue,
     "residual": residual_epilogue,
     "rope": rope_epilogue,
+    "unscaled-rope": unscaled_rope_epilogue,
+    "rms-swiglu": partial(scaled_swiglu_epilogue, "rms-swiglu"),
+    "rms-rope": partial(rope_epilogue, "rms-rope"),
 }
 
 
@@ -141,7 +209,7 @@ def compile_object(kernel: ProductKernel, cache: Path) -> Path:
             empty(_ROWS, _WIDTH), empty(2 * _WIDTH, _WIDTH), traced.out, traced.residual,
             epi_args=traced.operands, tile_M=kernel.tile_m, tile_N=kernel.tile_n,
             pingpong=kernel.pingpong, cluster_M=kernel.cluster_m, cluster_N=kernel.cluster_n,
-            _launch=False, **traced.options,
+            tile_K=None if kernel.tile_k == TILE_K else kernel.tile_k, _launch=False, **traced.options,
         )  # fmt: skip
     return the_object(cache)
 
@@ -162,10 +230,14 @@ class TracedOperands:
 def operands_of(kernel: ProductKernel) -> TracedOperands:
     """Fake tensors of the right types; called in a FakeTensorMode."""
     out, column, scale = empty(_ROWS, 2 * _WIDTH), empty(2 * _WIDTH), empty(_ROWS, dtype=torch.float32)
-    if kernel.epilogue in ("swiglu", "scaled-swiglu"):
+    if kernel.epilogue.startswith("rms-"):
+        scale = empty(_ROWS, 8, dtype=torch.float32)
+    if kernel.epilogue.endswith("swiglu"):
         operands = {"out": empty(_ROWS, _WIDTH)} | ({} if kernel.epilogue == "swiglu" else {"scale": scale})
         return TracedOperands(None, None, operands, {"concat_layout": ("B",)})
-    if kernel.epilogue == "gelu":
+    if kernel.epilogue == "plain":
+        return TracedOperands(out, None, {})
+    if kernel.epilogue in ("bias", "gelu"):
         return TracedOperands(out, None, {"bias": column})
     if kernel.epilogue == "residual":
         sums = empty(_ROWS, -(-2 * _WIDTH // kernel.tile_n), dtype=torch.float32)
@@ -173,7 +245,8 @@ def operands_of(kernel: ProductKernel) -> TracedOperands:
         return TracedOperands(out, residual, {"weight": column, "stream": stream, "sums": sums})
     angles = empty(_ROWS, HEAD_DIM, dtype=torch.float16)
     columns = {"weight": column, "keep": empty(2 * _WIDTH)}
-    return TracedOperands(out, None, {"angles": angles, "norm": HEAD_DIM, **columns, "scale": scale})
+    scales = {} if kernel.epilogue == "unscaled-rope" else {"scale": scale}
+    return TracedOperands(out, None, {"angles": angles, "norm": HEAD_DIM, **columns, **scales})
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

@@ -42,6 +42,11 @@ class KernelLibrary:
         names = ", ".join(record.file for _, record in self._entries)
         return f"KernelLibrary(sm_{self._capability[0]}{self._capability[1]}: {names or 'no kernels'})"
 
+    @property
+    def records(self) -> list[KernelRecord]:
+        """What the folders' manifests list, intact or not."""
+        return [record for _, record in self._entries]
+
     def find(self, query: KernelQuery) -> Path | None:
         """The first intact shared object that answers `query`; None, with a log line a rejected file."""
         for folder, record in self._entries:

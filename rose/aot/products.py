@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 # What follows the product x [M, K] @ w [N, K]ᵀ of row m and column n before it is stored; fp32 until then.
+# plain:         nothing.
+# bias:          + bias[n].
 # swiglu:        silu(even columns) * odd ones, the weight's halves read as if interleaved: [M, N / 2].
 # scaled-swiglu: the same of scale[m] times the product.
 # gelu:          gelu(product + bias[n]), the exact form with erf.
@@ -17,18 +19,28 @@ from typing import Literal, cast, get_args
 #                columns, so that RMSNorm's division can be left to the next product.
 # rope:          scale[m] times the product, then RMSNorm of each query and key head and rotary positions of
 #                adjacent columns (see rose.kernels.fused).
-Epilogue = Literal["swiglu", "scaled-swiglu", "gelu", "residual", "rope"]
+# unscaled-rope: the same of the product itself.
+# rms-swiglu, rms-rope: as scaled-swiglu and rope; the scale is 1 / root mean square of the row of x, computed
+#                in the kernel from the sums that residual stored.
+Epilogue = Literal[
+    "plain", "bias", "swiglu", "scaled-swiglu", "rms-swiglu", "gelu", "residual", "rope", "unscaled-rope",
+    "rms-rope",
+]  # fmt: skip
 EPILOGUES: tuple[Epilogue, ...] = get_args(Epilogue)
 
-# Width of a head and what is added to its mean square: compiled into the rope epilogue. Qwen3's.
+# Width of a head and what is added to its mean square: compiled into the rope epilogues. Qwen3's.
 HEAD_DIM, HEAD_EPS = 128, 1e-6
+# Added to a row's mean square: compiled into rms-swiglu and rms-rope. Qwen3's.
+ROW_EPS = 1e-6
+# Columns of K a step, unless the name says otherwise.
+TILE_K = 64
 
-_NAME = re.compile(r"gemm-([a-z-]+)-(\d+)x(\d+)-(pingpong|cooperative)-(\d)x(\d)")
+_NAME = re.compile(r"gemm-([a-z-]+)-(\d+)x(\d+)(?:x(\d+))?-(pingpong|cooperative)-(\d)x(\d)")
 
 
 @dataclass(frozen=True, slots=True)
 class ProductKernel:
-    """One kernel: an epilogue and a tile of rows x columns, for any M, N and K.
+    """One kernel: an epilogue and a tile of rows x columns (x K a step), for any M, N and K.
 
     pingpong: two warpgroups take turns, one's epilogue beside the other's product; else they share a tile.
     cluster_m, cluster_n: neighbouring tiles, by rows and columns, that share what they load.
@@ -40,12 +52,13 @@ class ProductKernel:
     pingpong: bool
     cluster_m: int
     cluster_n: int
+    tile_k: int = TILE_K
 
     @property
     def name(self) -> str:
         """Such as "gemm-swiglu-128x192-pingpong-2x1"."""
         schedule = "pingpong" if self.pingpong else "cooperative"
-        tile = f"{self.tile_m}x{self.tile_n}"
+        tile = f"{self.tile_m}x{self.tile_n}" + (f"x{self.tile_k}" if self.tile_k != TILE_K else "")
         return f"gemm-{self.epilogue}-{tile}-{schedule}-{self.cluster_m}x{self.cluster_n}"
 
     @classmethod
@@ -58,9 +71,9 @@ class ProductKernel:
         match = _NAME.fullmatch(name)
         if match is None or match[1] not in EPILOGUES:
             raise ValueError(f"{name!r} names no product with an epilogue")
-        tile_m, tile_n, cluster_m, cluster_n = (int(match[group]) for group in (2, 3, 5, 6))
-        epilogue = cast(Epilogue, match[1])
-        return cls(epilogue, tile_m, tile_n, match[4] == "pingpong", cluster_m, cluster_n)
+        tile_m, tile_n, cluster_m, cluster_n = (int(match[group]) for group in (2, 3, 6, 7))
+        epilogue, tile_k = cast(Epilogue, match[1]), int(match[4] or TILE_K)
+        return cls(epilogue, tile_m, tile_n, match[5] == "pingpong", cluster_m, cluster_n, tile_k)
 
 
 # Each is the fastest on an H200 for some number of rows from 512 to 51200; of nine tried for SwiGLU, six for

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from rose.aot.products import DEFAULT_PRODUCTS
 
 HOPPER = "sm_90a"
-GEMM = "gemm"
-KERNELS = ("fa4", "flashinfer-fa3", "flashinfer-fa2", GEMM)
+GEMM, FLASH = "gemm", "fa4"
+KERNELS = (FLASH, "flashinfer-fa3", "flashinfer-fa2", GEMM)
+
+
+@dataclass(frozen=True, slots=True)
+class FlashKernel:
+    """A way to build FlashAttention-4: "fa4", or with a tile and "-early", such as "fa4-64x128-early".
+
+    tile: rows of q and of k; None: the package's choice for the heads. early: brought up while the kernel
+    before it still runs.
+    """
+
+    tile: tuple[int, int] | None = None
+    early: bool = False
+
+    @classmethod
+    def parse(cls, kernel: str) -> FlashKernel:
+        """From a variant's kernel.
+
+        Raises:
+            ValueError: it is not such a name.
+        """
+        match = re.fullmatch(FLASH + r"(?:-(\d+)x(\d+))?(-early)?", kernel)
+        if match is None:
+            raise ValueError(f"{kernel!r} names no build of FlashAttention-4")
+        return cls((int(match[1]), int(match[2])) if match[1] else None, match[3] is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +52,7 @@ class KernelVariant:
     @property
     def family(self) -> str:
         """One of KERNELS."""
-        return GEMM if self.kernel.startswith(f"{GEMM}-") else self.kernel
+        return next((name for name in (GEMM, FLASH) if self.kernel.startswith(f"{name}-")), self.kernel)
 
     @property
     def file(self) -> str:

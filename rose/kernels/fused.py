@@ -71,6 +71,14 @@ class FusedGemm:
     def __repr__(self) -> str:
         return f"FusedGemm({self.kernel.name})"
 
+    def plain(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        """out [M, N] = x weightᵀ. Unlike cuBLAS's, it is brought up while the kernel before still runs."""
+        self._run(x, weight, out, None)
+
+    def bias(self, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
+        """out [M, N] = x weightᵀ + bias [N]."""
+        self._run(x, weight, out, None, bias)
+
     def swiglu(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         """out [M, N / 2] = silu(x gateᵀ) * (x upᵀ); weight: gate over up.
 
@@ -80,7 +88,7 @@ class FusedGemm:
         self._run(x, weight, None, None, _half(weight, out))
 
     def scaled_swiglu(self, x: Tensor, weight: Tensor, scale: Tensor, out: Tensor) -> None:
-        """As swiglu of the rows of x, each times its scale: f32[M]."""
+        """As swiglu of the rows of x, each times its scale: f32[M], or for rms-swiglu what `residual` returned."""
         self._run(x, weight, None, None, scale, _half(weight, out))
 
     def gelu(self, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
@@ -105,15 +113,22 @@ class FusedGemm:
         return -(-n // self.kernel.tile_n)
 
     def rope(
-        self, x: Tensor, weight: Tensor, columns: RopeColumns, scale: Tensor, angles: Tensor, out: Tensor
+        self,
+        x: Tensor,
+        weight: Tensor,
+        columns: RopeColumns,
+        scale: Tensor | None,
+        angles: Tensor,
+        out: Tensor,
     ) -> None:
         """out [M, N] = scale[m] * x weightᵀ; of it, query and key heads normed and rotated.
 
         A rotated pair are two adjacent columns. angles: fp16[M, 128], cos and sin of each pair in turns.
-        scale: f32[M].
+        scale: f32[M], for rms-rope what `residual` returned, for unscaled-rope None.
         """
+        scales = () if scale is None else (scale,)
         # The place of the heads' width, compiled in, stays empty.
-        self._run(x, weight, out, None, angles, None, columns.weight, columns.keep, scale)
+        self._run(x, weight, out, None, angles, None, columns.weight, columns.keep, *scales)
 
     def _run(
         self, x: Tensor, weight: Tensor, out: Tensor | None, residual: Tensor | None, *operands: Tensor | None

@@ -1,8 +1,9 @@
-"""From one layer's attention to the next layer's in four products and two tiny kernels, for large batches.
+"""From one layer's attention to the next layer's in four products, or heads normed and rotated in one.
 
 RMSNorm(x) W is computed as rows of (x * weight) W, each divided by its root mean square afterwards: the
-product that makes x also sums its squares, and the one that takes it scales its rows. The residual stream is
-therefore read and written by the products alone, and so are SwiGLU's and the rotary kernel's operands.
+product that makes x also sums its squares, and the one that takes it scales its rows, by a factor of its own
+making or by that of a tiny kernel between. The residual stream is therefore read and written by the products
+alone, and so are SwiGLU's and the rotary kernel's operands.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rose.aot.products import HEAD_DIM, HEAD_EPS
-from rose.kernels.fused import FusedGemm, FusedLookup, RopeColumns
+from rose.aot.products import HEAD_DIM, HEAD_EPS, ROW_EPS
+from rose.kernels.fused import FusedGemm, FusedLookup, RopeColumns, fused_row_counts
+from rose.kernels.norm import add_rms_norm
 from rose.kernels.row_scale import row_scale
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rose.aot.products import Epilogue
     from rose.kernels.norm import RmsNorm
     from rose.kernels.rope import QkRope
     from rose.layers.decoder import DecoderLayer
@@ -44,10 +47,13 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class _Kernels:
+    """A whole layer's. sums: gate_up and qkv take sums of squares rather than a factor a row."""
+
     output: FusedGemm
     gate_up: FusedGemm
     down: FusedGemm
     qkv: FusedGemm
+    sums: bool
 
 
 class FusedDecoder:
@@ -63,7 +69,7 @@ class FusedDecoder:
         device, hidden = first.qkv.device, len(first.output)
         self._layers = layers
         self._lookup = lookup
-        self._chosen: dict[int, _Kernels | None] = {}
+        self._chosen: dict[int, _Kernels | FusedGemm | None] = {}
         self._qkv = [with_pairs_adjacent(layer.qkv, layer.rope) for layer in layers[1:]]
         self._columns = [rope_columns(layer.rope, layer.qkv.dtype) for layer in layers[1:]]
         self._table = angle_table(first.rope)
@@ -76,16 +82,21 @@ class FusedDecoder:
         """For these layers; None where their kernels are not there or would never be used."""
         weights = [_weights(layer) for layer in layers]
         known = [one for one in weights if one is not None and _fits(one)]
-        if len(known) < len(layers) or _kernels(known[0], max_tokens, lookup) is None:
+        counts = {max_tokens, *(count for count in fused_row_counts() if count < max_tokens)}
+        if len(known) < len(layers) or all(_choose(known[0], count, lookup) is None for count in counts):
             return None
         return cls(known, max_tokens, lookup)
 
     def takes(self, num_tokens: int) -> bool:
-        """Whether batches of so many tokens are faster this way; as a rule large ones."""
-        return self._kernels(num_tokens) is not None
+        """Whether whole layers of so many tokens are faster this way: `step`."""
+        return isinstance(self._kernels(num_tokens), _Kernels)
+
+    def takes_heads(self, num_tokens: int) -> bool:
+        """Whether only QKV, with its heads normed and rotated, is: `follow`."""
+        return isinstance(self._kernels(num_tokens), FusedGemm)
 
     def prepare(self, rows: DecoderBuffers) -> None:
-        """Once a forward: look up the angles of rows.positions, before the first `step`."""
+        """Once a forward: look up the angles of rows.positions, before the first `step` or `follow`."""
         torch.index_select(self._table, 0, rows.positions, out=self._angles[: len(rows.positions)])
 
     def step(self, index: int, rows: DecoderBuffers) -> None:
@@ -99,25 +110,46 @@ class FusedDecoder:
         num_tokens = len(rows.hidden)
         layer, following = self._layers[index], self._layers[index + 1]
         kernels = self._kernels(num_tokens)
-        if kernels is None:
+        if not isinstance(kernels, _Kernels):
             raise ValueError(f"no fused kernels for {num_tokens} tokens")
-        scale = self._scale[:num_tokens]
-        self._add(kernels.output, rows.context, layer.output, layer.mlp_norm, rows)
-        kernels.gate_up.scaled_swiglu(rows.hidden, layer.gate_up, scale, rows.narrow)
-        self._add(kernels.down, rows.narrow, layer.down, following.input_norm, rows)
-        weight, columns = self._qkv[index], self._columns[index]
-        kernels.qkv.rope(rows.hidden, weight, columns, scale, self._angles[:num_tokens], rows.qkv)
 
-    def _kernels(self, num_tokens: int) -> _Kernels | None:
+        def add(kernel: FusedGemm, x: Tensor, weight: Tensor, norm: RmsNorm) -> Tensor:
+            """rows.residual += x weightᵀ; rows.hidden and its rows' scale are what `norm` makes of it."""
+            sums = kernel.residual(x, weight, rows.residual, norm.weight, rows.hidden, self._sums)
+            if kernels.sums:
+                return sums
+            scale = self._scale[:num_tokens]
+            row_scale(sums, len(weight), norm.eps, scale)
+            return scale
+
+        scale = add(kernels.output, rows.context, layer.output, layer.mlp_norm)
+        kernels.gate_up.scaled_swiglu(rows.hidden, layer.gate_up, scale, rows.narrow)
+        scale = add(kernels.down, rows.narrow, layer.down, following.input_norm)
+        self._heads(kernels.qkv, index, scale, rows)
+
+    def follow(self, index: int, mixed: Tensor, rows: DecoderBuffers) -> None:
+        """From what `mix` of layer `index` returned to rows.qkv of the next, normed and rotated.
+
+        rows.residual is brought up to date, rows.hidden is overwritten.
+
+        Raises:
+            ValueError: so many rows are not taken.
+        """
+        kernel = self._kernels(len(rows.hidden))
+        if not isinstance(kernel, FusedGemm):
+            raise ValueError(f"no fused kernel for the heads of {len(rows.hidden)} tokens")
+        add_rms_norm(mixed, rows.residual, self._layers[index + 1].input_norm, rows.hidden)
+        self._heads(kernel, index, None, rows)
+
+    def _heads(self, kernel: FusedGemm, index: int, scale: Tensor | None, rows: DecoderBuffers) -> None:
+        weight, columns = self._qkv[index], self._columns[index]
+        kernel.rope(rows.hidden, weight, columns, scale, self._angles[: len(rows.hidden)], rows.qkv)
+
+    def _kernels(self, num_tokens: int) -> _Kernels | FusedGemm | None:
         """All layers are alike, and batches come in few sizes: asked once each, not four times a layer."""
         if num_tokens not in self._chosen:
-            self._chosen[num_tokens] = _kernels(self._layers[0], num_tokens, self._lookup)
+            self._chosen[num_tokens] = _choose(self._layers[0], num_tokens, self._lookup)
         return self._chosen[num_tokens]
-
-    def _add(self, kernel: FusedGemm, x: Tensor, weight: Tensor, norm: RmsNorm, rows: DecoderBuffers) -> None:
-        """rows.residual += x weightᵀ; rows.hidden and the scale of its rows are what `norm` makes of it."""
-        sums = kernel.residual(x, weight, rows.residual, norm.weight, rows.hidden, self._sums)
-        row_scale(sums, len(weight), norm.eps, self._scale[: len(x)])
 
 
 def with_pairs_adjacent(weight: Tensor, rope: QkRope) -> Tensor:
@@ -168,12 +200,16 @@ def _fits(layer: LayerWeights) -> bool:
     return (rope.head_dim, rope.eps) == (HEAD_DIM, HEAD_EPS)
 
 
-def _kernels(layer: LayerWeights, num_tokens: int, lookup: FusedLookup) -> _Kernels | None:
-    """The four of them for so many rows, or none."""
+def _choose(layer: LayerWeights, num_tokens: int, lookup: FusedLookup) -> _Kernels | FusedGemm | None:
+    """For so many rows a whole layer's kernels, else one for heads alone, else none."""
     output = lookup("residual", num_tokens, *layer.output.shape)
-    gate_up = lookup("scaled-swiglu", num_tokens, *layer.gate_up.shape)
     down = lookup("residual", num_tokens, *layer.down.shape)
-    qkv = lookup("rope", num_tokens, *layer.qkv.shape)
-    if output is None or gate_up is None or down is None or qkv is None:
-        return None
-    return _Kernels(output, gate_up, down, qkv)
+    ways: list[tuple[Epilogue, Epilogue]] = [("scaled-swiglu", "rope")]
+    if {layer.input_norm.eps, layer.mlp_norm.eps} == {ROW_EPS}:
+        ways.insert(0, ("rms-swiglu", "rms-rope"))
+    for swiglu, rope in ways:
+        gate_up = lookup(swiglu, num_tokens, *layer.gate_up.shape)
+        qkv = lookup(rope, num_tokens, *layer.qkv.shape)
+        if output is not None and down is not None and gate_up is not None and qkv is not None:
+            return _Kernels(output, gate_up, down, qkv, sums=rope == "rms-rope")
+    return lookup("unscaled-rope", num_tokens, *layer.qkv.shape)

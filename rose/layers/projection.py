@@ -5,7 +5,7 @@ A Projection leaves partial sums to the kernel that follows; the other two end b
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rose.kernels.activation import add_bias, bias_gelu, silu_mul
 from rose.kernels.fused import FusedLookup, fused_gemm
@@ -25,9 +25,10 @@ class Projection:
     weight: [N, K], kept where our own kernels may take it; else None.
     """
 
-    def __init__(self, weight: Tensor, ending: Ending = "sum") -> None:
-        """ending: what follows; plans depend on it."""
+    def __init__(self, weight: Tensor, ending: Ending = "sum", lookup: FusedLookup = fused_gemm) -> None:
+        """ending: what follows; plans depend on it. lookup: of kernels for many rows."""
         self._linear = Linear(weight)
+        self._lookup = lookup
         self._ending = ending
         # None on a CPU, where the plain weight would be a second copy beside the packed one.
         self.weight = weight if uses_table(weight) else None
@@ -38,6 +39,10 @@ class Projection:
         partials: flat, room for any split-K plan of this weight.
         """
         if self.weight is not None:
+            fused = self._lookup("plain", len(x), *self.weight.shape)
+            if fused is not None:
+                fused.plain(x, self.weight, out)
+                return out
             plan = _plan(x, self.weight, self._ending)
             if plan is not None:
                 return _unfused(x, self.weight, plan, out, partials)
@@ -51,7 +56,7 @@ class BiasedProjection:
         self, weight: Tensor, bias: Tensor, gelu: bool = False, lookup: FusedLookup = fused_gemm
     ) -> None:
         self._linear = Linear(weight, bias)
-        self._ending: Ending = "gelu" if gelu else "bias"
+        self._ending: Literal["bias", "gelu"] = "gelu" if gelu else "bias"
         self._bias = bias
         self.weight = weight if uses_table(weight) else None
         self._lookup = lookup
@@ -59,9 +64,10 @@ class BiasedProjection:
     def __call__(self, x: Tensor, out: Tensor | None, partials: Tensor | None) -> Tensor:
         """[T, N] of x [T, K], in `out`. partials: as for Projection. On a CPU both may be None."""
         if self.weight is not None and out is not None and partials is not None:
-            fused = self._lookup("gelu", len(x), *self.weight.shape) if self._ending == "gelu" else None
+            fused = self._lookup(self._ending, len(x), *self.weight.shape)
             if fused is not None:
-                fused.gelu(x, self.weight, self._bias, out)
+                finish = fused.gelu if self._ending == "gelu" else fused.bias
+                finish(x, self.weight, self._bias, out)
                 return out
             plan = _plan(x, self.weight, self._ending)
             if plan is not None:
@@ -83,7 +89,7 @@ class GatedProjection:
     """silu(x gateᵀ) * (x upᵀ). weight: [2I, K], gate over up; kept as by Projection. lookup: as above."""
 
     def __init__(self, weight: Tensor, lookup: FusedLookup = fused_gemm) -> None:
-        self._projection = Projection(weight, "swiglu")
+        self._projection = Projection(weight, "swiglu", lookup)
         self.weight = weight if uses_table(weight) else None
         self._lookup = lookup
 

@@ -103,11 +103,11 @@ def test_kernels_are_written_one_by_one_and_a_failure_does_not_stop_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def builder(module: str, arguments: list[str], environment: dict[str, str]) -> None:
-        if arguments[:3] == ["128", "2", "1"]:
+        if arguments[:4] == ["fa4", "128", "2", "1"]:
             raise ToolchainError("ptxas died")
         assert environment["CUTE_DSL_ARCH"] == "sm_90a"
         assert environment["FLASH_ATTENTION_ARCH"] == "sm_90"
-        Path(arguments[-1]).write_bytes(" ".join(arguments[:3]).encode())
+        Path(arguments[-1]).write_bytes(" ".join(arguments[1:4]).encode())
 
     monkeypatch.setattr(command, "_run_builder", builder)
     monkeypatch.setattr(command, "version", lambda name: "1.0")

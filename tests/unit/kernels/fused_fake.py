@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rose.aot.products import HEAD_EPS, Epilogue, ProductKernel
+from rose.aot.products import HEAD_EPS, ROW_EPS, Epilogue, ProductKernel
 from rose.kernels.fused import FusedGemm
 
 PROCESSORS = 132
@@ -20,6 +20,11 @@ def fake_gemm(kernel: ProductKernel) -> FusedGemm:
         *operands, flags, workspace = epilogue
         assert (flags, workspace) == (None, None)
         product = x.float() @ weight.float().T
+        if kernel.epilogue.startswith("rms-"):
+            place = SCALES[kernel.epilogue]
+            sums = operands[place]
+            assert sums.dtype is torch.float32 and sums.dim() == 2
+            operands[place] = torch.rsqrt(sums.sum(1) / x.shape[1] + ROW_EPS)
         EPILOGUES[kernel.epilogue](kernel, product, out, residual, *operands)
 
     return FusedGemm(kernel, call, PROCESSORS)
@@ -28,6 +33,16 @@ def fake_gemm(kernel: ProductKernel) -> FusedGemm:
 def fake_lookup(epilogue: Epilogue, m: int, n: int, k: int) -> FusedGemm:
     """For every shape."""
     return fake_gemm(ProductKernel(epilogue, 128, 128, True, 1, 2))
+
+
+def _plain(kernel, product, out, residual):
+    assert residual is None
+    out.copy_(product)
+
+
+def _bias(kernel, product, out, residual, bias):
+    assert residual is None
+    out.copy_(product + bias.float())
 
 
 def _swiglu(kernel, product, out, residual, target):
@@ -57,8 +72,12 @@ def _residual(kernel, product, out, residual, columns, stream, sums):
 
 
 def _rope(kernel, product, out, residual, angles, width, weight, keep, scale):
+    _unscaled_rope(kernel, product * scale[:, None], out, residual, angles, width, weight, keep)
+
+
+def _unscaled_rope(kernel, product, out, residual, angles, width, weight, keep):
     assert residual is None and width is None and angles.dtype is torch.float16
-    heads: Tensor = (product * scale[:, None]).view(len(product), -1, angles.shape[1])
+    heads: Tensor = product.view(len(product), -1, angles.shape[1])
     inverse = torch.rsqrt(heads.square().mean(-1, keepdim=True) + HEAD_EPS)
     weight, keep = (columns.float().view(heads.shape[1], -1) for columns in (weight, keep))
     first, second = (heads * (inverse * weight + keep)).unflatten(2, (-1, 2)).unbind(-1)
@@ -69,9 +88,16 @@ def _rope(kernel, product, out, residual, angles, width, weight, keep, scale):
 
 
 EPILOGUES = {
+    "plain": _plain,
+    "bias": _bias,
     "swiglu": _swiglu,
     "scaled-swiglu": _scaled_swiglu,
     "gelu": _gelu,
     "residual": _residual,
     "rope": _rope,
+    "unscaled-rope": _unscaled_rope,
+    "rms-swiglu": _scaled_swiglu,
+    "rms-rope": _rope,
 }
+# Where among the operands those that make a factor a row of sums of squares have the sums.
+SCALES = {"rms-swiglu": 0, "rms-rope": 4}

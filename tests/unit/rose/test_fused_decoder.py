@@ -59,9 +59,13 @@ def buffers() -> DecoderBuffers:
     )  # fmt: skip
 
 
-def all_but(missing: str) -> FusedLookup:
+WHOLE_BY_FACTORS: tuple[Epilogue, ...] = ("residual", "scaled-swiglu", "rope")
+WHOLE_BY_SUMS: tuple[Epilogue, ...] = ("residual", "rms-swiglu", "rms-rope")
+
+
+def only(*epilogues: Epilogue) -> FusedLookup:
     def lookup(epilogue: Epilogue, m: int, n: int, k: int) -> FusedGemm | None:
-        return None if epilogue == missing else fake_lookup(epilogue, m, n, k)
+        return fake_lookup(epilogue, m, n, k) if epilogue in epilogues else None
 
     return lookup
 
@@ -71,12 +75,19 @@ def _seed() -> None:
     torch.manual_seed(3)
 
 
-def test_a_step_is_what_the_plain_layers_do_but_for_the_order_of_columns() -> None:
+@pytest.mark.parametrize("kernels", [WHOLE_BY_FACTORS, WHOLE_BY_SUMS, ("unscaled-rope",)], ids="-".join)
+def test_a_step_is_what_the_plain_layers_do_but_for_the_order_of_columns(
+    kernels: tuple[Epilogue, ...],
+) -> None:
     weights, rows = [layer_weights() for _ in range(3)], buffers()
     residual, context = rows.residual.clone(), rows.context
-    fused = FusedDecoder(weights, TOKENS + 4, fake_lookup)
+    fused = FusedDecoder(weights, TOKENS + 4, only(*kernels))
     fused.prepare(rows)
-    fused.step(1, rows)
+    if fused.takes(TOKENS):
+        fused.step(1, rows)
+    else:
+        assert fused.takes_heads(TOKENS)
+        fused.follow(1, plain(weights[1]).mix(rows), rows)
     fused_qkv, fused_residual = rows.qkv.clone(), rows.residual.clone()
 
     rows.residual.copy_(residual)
@@ -106,11 +117,22 @@ def test_attention_does_not_see_the_order_of_columns() -> None:
 
 def test_rows_that_are_not_taken_are_refused() -> None:
     weights = [layer_weights() for _ in range(2)]
-    for missing in ("residual", "scaled-swiglu", "rope"):
-        fused = FusedDecoder(weights, TOKENS, all_but(missing))
-        assert not fused.takes(TOKENS)
-        with pytest.raises(ValueError, match="no fused kernels for 9 tokens"):
-            fused.step(0, buffers())
+    for way in (WHOLE_BY_FACTORS, WHOLE_BY_SUMS):
+        for missing in way:
+            fused = FusedDecoder(weights, TOKENS, only(*{*way} - {missing}))
+            assert not fused.takes(TOKENS) and not fused.takes_heads(TOKENS)
+            with pytest.raises(ValueError, match="no fused kernels for 9 tokens"):
+                fused.step(0, rows := buffers())
+            with pytest.raises(ValueError, match="no fused kernel for the heads of 9 tokens"):
+                fused.follow(0, rows.hidden, rows)
+
+
+def test_sums_are_left_to_the_kernels_only_where_those_add_the_right_epsilon() -> None:
+    first, last = (layer_weights() for _ in range(2))
+    other = replace(first, mlp_norm=replace(first.mlp_norm, eps=1e-5))
+    both = only(*WHOLE_BY_FACTORS, *WHOLE_BY_SUMS)
+    assert FusedDecoder([other, last], TOKENS, both).takes(TOKENS)
+    assert not FusedDecoder([other, last], TOKENS, only(*WHOLE_BY_SUMS)).takes(TOKENS)
 
 
 def test_layers_on_a_cpu_are_left_alone() -> None:
@@ -147,7 +169,10 @@ def vectors(model: qwen3.Qwen3Model) -> torch.Tensor:
     return outputs.vectors
 
 
-def test_a_model_takes_the_fused_way_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kernels", [WHOLE_BY_FACTORS, WHOLE_BY_SUMS], ids="-".join)
+def test_a_model_takes_the_fused_way_where_it_can(
+    monkeypatch: pytest.MonkeyPatch, kernels: tuple[Epilogue, ...]
+) -> None:
     def model() -> qwen3.Qwen3Model:
         return qwen3.Qwen3Model(CONFIG, Spread(), torch.float32, torch.device("cpu"), 32)
 
@@ -161,7 +186,7 @@ def test_a_model_takes_the_fused_way_where_it_can(monkeypatch: pytest.MonkeyPatc
 
     def lookup(epilogue: Epilogue, m: int, n: int, k: int) -> FusedGemm | None:
         asked.append(epilogue)
-        return fake_lookup(epilogue, m, n, k)
+        return only(*kernels)(epilogue, m, n, k)
 
     plain = vectors(model())
     monkeypatch.setattr(projection, "uses_table", lambda weight: True)  # as on a GPU: weights are kept
@@ -171,12 +196,33 @@ def test_a_model_takes_the_fused_way_where_it_can(monkeypatch: pytest.MonkeyPatc
     asked.clear()
     torch.testing.assert_close(vectors(fused), plain, rtol=2e-3, atol=2e-3)
     assert steps == [0, 1]  # the last layer ends as ever
-    assert asked == ["residual", "scaled-swiglu", "residual", "rope"]
+    questions = len(asked)
     vectors(fused)
     assert steps == [0, 1] * 2
-    assert len(asked) == 4  # one question a size of batch
-    monkeypatch.setattr(qwen3, "fused_gemm", all_but("rope"))
+    assert len(asked) == questions  # asked once a size of batch
+    monkeypatch.setattr(qwen3, "fused_gemm", only(*kernels[:2]))
     torch.testing.assert_close(vectors(model()), plain, rtol=0, atol=0)
+
+
+def test_a_model_has_its_heads_rotated_by_the_product_where_only_that_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def model() -> qwen3.Qwen3Model:
+        return qwen3.Qwen3Model(CONFIG, Spread(), torch.float32, torch.device("cpu"), 32)
+
+    followed: list[int] = []
+    follow = FusedDecoder.follow
+
+    def counted(self: FusedDecoder, index: int, mixed: torch.Tensor, rows: DecoderBuffers) -> None:
+        followed.append(index)
+        follow(self, index, mixed, rows)
+
+    plain = vectors(model())
+    monkeypatch.setattr(projection, "uses_table", lambda weight: True)
+    monkeypatch.setattr(qwen3, "fused_gemm", only("unscaled-rope"))
+    monkeypatch.setattr(FusedDecoder, "follow", counted)
+    torch.testing.assert_close(vectors(model()), plain, rtol=2e-3, atol=2e-3)
+    assert followed == [0, 1]
 
 
 def test_heads_that_the_kernel_was_not_compiled_for_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

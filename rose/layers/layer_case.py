@@ -1,0 +1,103 @@
+"""What tune_layers knows of a model: ways to run its layers, and how far each is from fp32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rose.aot.folders import default_folders
+from rose.aot.library import KernelLibrary, KernelQuery, load_module
+from rose.aot.products import Epilogue, ProductKernel
+from rose.aot.variants import FLASH, GEMM
+from rose.attention.backends import load_backends
+from rose.attention.base import AttentionBackend, AttentionSpec
+from rose.attention.fa4 import Fa4Attention
+from rose.device_batch import DeviceBatch
+from rose.kernels.early import Early
+from rose.kernels.fused import FusedGemm, FusedLookup, load
+
+# Layers that are compared with fp32.
+CHECKED = 3
+EARLY = tuple(early.name for early in Early)
+
+# Which kernel, backend or mode stands at which place; None: cuBLAS and what follows it.
+Way = Mapping[str, str | None]
+# What may stand at each place.
+Places = Mapping[str, Sequence[str | None]]
+
+
+class Case(Protocol):
+    """One model's layers at one number of rows.
+
+    today: what serves now. modes: places of each way to put a layer together, by its name.
+    """
+
+    num_layers: int
+    today: Way
+    modes: Mapping[str, Places]
+
+    def enqueue(self, way: Way, num_layers: int) -> Callable[[], object]:
+        """What runs so many layers that way."""
+
+    def error(self, way: Way) -> float:
+        """Relative error of the first CHECKED layers."""
+
+
+def built(epilogue: Epilogue, most: int = 256 * 256) -> list[str | None]:
+    """Names of the products with that epilogue that load; most: elements of a tile."""
+    library = KernelLibrary(default_folders(), torch.cuda.get_device_capability())
+    names = sorted({record.kernel for record in library.records if record.kernel.startswith(f"{GEMM}-")})
+    kernels = [ProductKernel.parse(name) for name in names]
+    return [
+        kernel.name
+        for kernel in kernels
+        if kernel.epilogue == epilogue and kernel.tile_m * kernel.tile_n <= most and load(kernel) is not None
+    ]
+
+
+def backends_of(spec: AttentionSpec, names: Collection[str]) -> dict[str, AttentionBackend]:
+    """Those of a server that are named, and every build of FlashAttention-4."""
+    found = {name: backend for name, backend in load_backends(spec).items() if name in names}
+    library = KernelLibrary(default_folders(), torch.cuda.get_device_capability())
+    group = spec.num_heads // spec.num_kv_heads
+    for name in sorted(
+        {record.kernel for record in library.records if record.kernel.startswith(f"{FLASH}-")}
+    ):
+        path = library.find(KernelQuery(name, spec.head_dim, group, spec.causal))
+        if path is not None:
+            found[name] = Fa4Attention(spec, load_module(path).func)
+    return found
+
+
+def lookup_of(choices: Mapping[tuple[Epilogue, int, int], str | None]) -> FusedLookup:
+    """These kernels by (epilogue, n, k), and no others."""
+
+    def lookup(epilogue: Epilogue, m: int, n: int, k: int) -> FusedGemm | None:
+        name = choices.get((epilogue, n, k))
+        return None if name is None else load(ProductKernel.parse(name))
+
+    return lookup
+
+
+def one_sequence(m: int, attention: AttentionBackend, device: torch.device) -> DeviceBatch:
+    """A batch of one sequence of m tokens."""
+    offsets = np.array([0, m], np.int32)
+    attention.plan(offsets, m, 0)
+    ids = torch.zeros(m, dtype=torch.int32, device=device)
+    return DeviceBatch(ids, torch.from_numpy(offsets).to(device), None, offsets, m, attention)
+
+
+def normal(device: torch.device, *shape: int, std: float = 1.0, mean: float = 0.0) -> Tensor:
+    """bf16."""
+    return torch.empty(shape, dtype=torch.bfloat16, device=device).normal_(mean, std)
+
+
+def relative(actual: Tensor, expected: Tensor) -> float:
+    """Error of `actual` by the norm of what it should be; infinite where it is NaN."""
+    error = float((actual.float() - expected).norm() / expected.norm())
+    return math.inf if math.isnan(error) else error

@@ -1,0 +1,114 @@
+"""Time whole layers, attention included, by all that is built, and say which choices win.
+
+    python -m rose.layers.tune_layers --out FILE.json [--model pplx-embed | bge-m3]
+
+One choice after another is changed, and kept if the layer got faster: kernels that are brought up while the
+one before still runs gain by their neighbours, so a product alone says little. The first layers of every way
+are compared with fp32 before it is timed; one that is off by half more than today's is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from rose.kernels.tables import say
+from rose.kernels.timing import graph_us
+from rose.layers.decoder_case import DecoderCase
+from rose.layers.encoder_case import EncoderCase
+from rose.layers.layer_case import Case, Places, Way
+
+ROWS = (512, 1024, 768, 1536)
+# The mode that a mode takes from what both have; only the rest is searched, and how kernels are launched.
+LIKE = {"heads": "plain", "factors": "sums"}
+CASES: Mapping[str, Callable[[int, torch.device], Case]] = {"pplx-embed": DecoderCase, "bge-m3": EncoderCase}
+
+
+class Search:
+    """Times of ways, each measured once, in µs a layer; infinite: too far from fp32, or out of time."""
+
+    def __init__(self, case: Case, deadline: float) -> None:
+        self._case, self._deadline, self._limit = case, deadline, math.inf
+        self.times: dict[tuple[tuple[str, str | None], ...], tuple[float, float]] = {}
+        self._limit = 1.5 * self.measure(case.today)[1]
+
+    def measure(self, way: Way) -> tuple[float, float]:
+        """µs a layer and error."""
+        key = tuple(sorted(way.items()))
+        if key not in self.times and time.monotonic() < self._deadline:
+            error, us = self._case.error(way), math.inf
+            if error <= self._limit:
+                layers = self._case.num_layers
+                us = graph_us(self._case.enqueue(way, layers), 4, 3) / layers
+            self.times[key] = (us, error)
+        return self.times.get(key, (math.inf, math.inf))
+
+    def descend(self, way: Way, places: Places, sweeps: int = 2) -> Way:
+        """From `way`, one place after another by its best choice, until a sweep gains next to nothing."""
+        best_us, _ = self.measure(way)
+        for _ in range(sweeps):
+            before = best_us
+            for place, names in places.items():
+                for name in names:
+                    us, _ = self.measure({**way, place: name})
+                    if us < best_us:
+                        way, best_us = {**way, place: name}, us
+            if best_us > 0.995 * before:
+                break
+        return way
+
+
+def search(case: Case, deadline: float) -> dict[str, object]:
+    """Today's way, the best of each mode, and all that was measured."""
+    found = Search(case, deadline)
+    best: dict[str, Way] = {"today": case.today}
+    for mode, places in case.modes.items():
+        if not all(places.values()):
+            say(f"  {mode}: none of some kernel is built")
+            continue
+        like = best.get(LIKE.get(mode, "today" if mode == "plain" else ""), {})
+        shared = {place: like[place] for place in places if place in like and like[place] in places[place]}
+        start: Way = {"mode": mode, **{place: names[0] for place, names in places.items()}, **shared}
+        kept = shared.keys() - {"early"} if mode in LIKE else set()
+        searched = {place: names for place, names in places.items() if place not in kept}
+        best[mode] = found.descend(start, searched)
+    for mode, way in best.items():
+        us, error = found.measure(way)
+        names = ", ".join(f"{place} {name or 'cuBLAS'}" for place, name in way.items() if place != "mode")
+        say(f"  {mode:8} {us:7.2f} us a layer, error {error:.5f}: {names}")
+    measured = [
+        {"us": us, "error": error, **dict(way)}
+        for way, (us, error) in sorted(found.times.items(), key=lambda one: one[1])
+    ]
+    return {"best": best, "measured": measured}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(prog="python -m rose.layers.tune_layers", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    parser.add_argument("--model", action="append", choices=[*CASES], help="only this one; repeatable")
+    parser.add_argument("--rows", type=int, action="append", help="only so many; repeatable")
+    parser.add_argument("--device", type=torch.device, default="cuda")
+    parser.add_argument("--budget-s", type=float, default=60.0, help="stop measuring after this many seconds")
+    arguments = parser.parse_args(argv)
+    deadline = time.monotonic() + arguments.budget_s
+    jobs = [(model, rows) for rows in arguments.rows or ROWS for model in arguments.model or CASES]
+    found: dict[str, object] = {}
+    with torch.inference_mode():
+        for done, (model, rows) in enumerate(jobs):
+            say(f"{model}, {rows} rows")
+            case, now = CASES[model](rows, arguments.device), time.monotonic()
+            found[f"{model} {rows}"] = search(case, now + max(deadline - now, 0.0) / (len(jobs) - done))
+            arguments.out.write_text(json.dumps(found, indent=1))
+    say(f"wrote {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""The search over whole layers, on a CPU: every way computes the same, and the fastest is found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from rose.aot.products import Epilogue
+from rose.attention.base import AttentionBackend, AttentionSpec
+from rose.attention.sdpa import SdpaAttention
+from rose.kernels.early import Early
+from rose.layers import decoder_case, encoder_case, layer_case, projection, tune_layers
+from rose.layers.layer_case import Case, Places, Way
+from tests.unit.kernels.fused_fake import fake_gemm
+
+TOKENS = 24
+
+
+def built(epilogue: Epilogue, most: int = 0) -> list[str | None]:
+    return [f"gemm-{epilogue}-64x64-cooperative-1x1", f"gemm-{epilogue}-128x64x128-cooperative-1x2"]
+
+
+def backends_of(spec: AttentionSpec, names: Collection[str]) -> dict[str, AttentionBackend]:
+    return {"fa4": SdpaAttention(spec), "fa4-64x128-early": SdpaAttention(spec)}
+
+
+@pytest.fixture(autouse=True)
+def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(projection, "uses_table", lambda weight: True)
+    monkeypatch.setattr(layer_case, "load", fake_gemm)
+    for module in (decoder_case, encoder_case):
+        monkeypatch.setattr(module, "built", built)
+        monkeypatch.setattr(module, "backends_of", backends_of)
+    monkeypatch.setattr(decoder_case.DecoderCase, "num_layers", 3)
+    monkeypatch.setattr(decoder_case.DecoderCase, "hidden", 128)
+    monkeypatch.setattr(decoder_case.DecoderCase, "inner", 192)
+    monkeypatch.setattr(decoder_case.DecoderCase, "heads", 2)
+    monkeypatch.setattr(decoder_case.DecoderCase, "kv_heads", 1)
+    monkeypatch.setattr(encoder_case.EncoderCase, "num_layers", 3)
+    monkeypatch.setattr(encoder_case.EncoderCase, "hidden", 128)
+    monkeypatch.setattr(encoder_case.EncoderCase, "inner", 256)
+    monkeypatch.setattr(encoder_case.EncoderCase, "heads", 2)
+
+
+@pytest.mark.parametrize("model", [*tune_layers.CASES])
+def test_every_way_is_close_to_fp32(model: str) -> None:
+    with torch.inference_mode():
+        case = tune_layers.CASES[model](TOKENS, torch.device("cpu"))
+        ways = [case.today] + [
+            {"mode": mode, **{place: names[which] for place, names in places.items()}}
+            for mode, places in case.modes.items()
+            for which in (0, -1)
+        ]
+        rounding = case.error(case.today)
+        assert 0.0 < rounding < 0.06
+        for way in ways:
+            assert case.error(way) < 1.2 * rounding, way
+
+
+class Counted:
+    """A case in which a way takes a µs for every choice that is not the last at its place."""
+
+    def __init__(self) -> None:
+        self.num_layers = 1
+        self.today: Way = {"mode": "plain", "left": None, "early": "NO"}
+        self.modes: Mapping[str, Places] = {
+            "plain": {"left": [None, "a", "b", "wrong"], "early": ["NO", "AT_ONCE"]},
+            "heads": {"left": [None, "a", "b"], "early": ["NO", "AT_ONCE"], "qkv": ["c", "d"]},
+            "sums": {"left": []},
+        }
+
+    def enqueue(self, way: Way, num_layers: int) -> Callable[[], object]:
+        names = {"b", "AT_ONCE", "d", "wrong"}
+        return lambda: 1.0 + sum(name not in names for place, name in way.items() if place != "mode")
+
+    def error(self, way: Way) -> float:
+        return 0.1 if "wrong" in way.values() else 0.01
+
+
+def test_the_best_of_each_mode_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_layers, "graph_us", lambda enqueue, *_: enqueue())
+    case: Case = Counted()
+    found = tune_layers.search(case, float("inf"))
+    best = {"mode": "plain", "left": "b", "early": "AT_ONCE"}
+    assert found["best"] == {
+        "today": case.today,
+        "plain": best,
+        "heads": {"mode": "heads", "left": "b", "early": "AT_ONCE", "qkv": "d"},
+    }
+    measured = found["measured"]
+    assert isinstance(measured, list)
+    assert measured[0] == {"us": 1.0, "error": 0.01, **best}
+    assert [one["left"] for one in measured if one["us"] == float("inf")].count("wrong") > 0
+
+
+def test_nothing_is_timed_past_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_layers, "graph_us", lambda enqueue, *_: pytest.fail("timed"))
+    assert tune_layers.search(Counted(), 0.0)["measured"] == []
+
+
+def test_the_command_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[object] = []
+
+    def graph_us(enqueue: Callable[[], object], replays: int, rounds: int) -> float:
+        timed.append(enqueue())
+        return 3.0
+
+    monkeypatch.setattr(tune_layers, "graph_us", graph_us)
+    out = tmp_path / "layers.json"
+    tune_layers.main(["--out", str(out), "--rows", str(TOKENS), "--model", "bge-m3", "--device", "cpu"])
+    found = json.loads(out.read_text())[f"bge-m3 {TOKENS}"]
+    assert found["best"]["today"]["attention"] == "fa4"
+    assert len(found["measured"]) == len(timed) > 8
+    assert {one["early"] for one in found["measured"]} == {early.name for early in Early}
