@@ -256,11 +256,10 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], bool]:
+def run(arguments: argparse.Namespace, device: torch.device) -> tuple[dict[str, Any], bool]:
     """Measure all; the table as JSON values, and whether every backend was right everywhere."""
     models = [model for model in MODELS if model.head_dim in (arguments.head_dim or [model.head_dim])]
     shapes = arguments.shape or GRID
-    device = torch.device("cuda", torch.cuda.current_device())
     if dispatch.has_triton():
         compile_ours(models, shapes, device)
     cells, sound = [], True
@@ -273,7 +272,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], bool]:
             cell = measure(model, worth, Batch(spec, num_seqs, length, model.qkv))
             sound &= len(cell["us"]) == sum(backend.capturable for backend in worth.values())
             cells.append(cell)
-            say(_report(f"{num_seqs}x{length}", cell, backends))
+            say(report(f"{num_seqs}x{length}", cell, backends))
         say(f"{time.perf_counter() - started:.1f} s")
     table = {
         "format": FORMAT,
@@ -285,13 +284,14 @@ def run(arguments: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     return table, sound
 
 
-def _report(shape: str, cell: dict[str, Any], backends: Collection[str]) -> str:
+def report(shape: str, cell: dict[str, Any], backends: Collection[str]) -> str:
     """A line of the printed table; a wrong result shows its error, and what was not tried a dash."""
     us, errors = cell["us"], cell["rel_error"]
     total = {name: time + cell["plan_us"][name] for name, time in us.items()}
-    shown = {name: f"error {error}" for name, error in errors.items() if error > MAX_ERROR}
+    shown = {name: f"error {error}" for name, error in errors.items() if not error <= MAX_ERROR}
     shown |= {name: f"{time:.1f}" for name, time in total.items()}
-    return _line(shape, [shown.get(name, "-") for name in backends], min(total, key=total.__getitem__))
+    fastest = min(total, key=total.__getitem__, default="none")
+    return _line(shape, [shown.get(name, "-") for name in backends], fastest)
 
 
 def _line(first: str, columns: Iterable[str], last: str) -> str:
@@ -313,7 +313,7 @@ def main(argv: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("no CUDA device: there is nothing to tune", file=sys.stderr)  # noqa: T201
         return 2
-    table, sound = run(arguments)
+    table, sound = run(arguments, torch.device("cuda", torch.cuda.current_device()))
     dump(table, arguments.out)
     say(f"wrote {arguments.out}: {len(table['cells'])} batches")
     return 0 if sound else 1

@@ -119,6 +119,38 @@ def test_attention_of_a_product_is_tried_where_there_is_one_and_sequences_are_sh
     assert list(tune.worth_trying(model, backends, length)) == tried
 
 
+class Capturable(SdpaAttention):
+    """As on a GPU."""
+
+    capturable = True
+
+
+def test_a_batch_a_line_is_printed_and_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tune, "load_backends", lambda spec, folders: {"sdpa": Capturable(spec)})
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(tune, "time_forward", lambda backend, batch, layers: 100.0 * layers)
+    monkeypatch.setattr(tune, "time_plan", lambda backend, batch: 5.5)
+    arguments = tune.parse_arguments(["--shape", "1x16", "--shape", "3x5", "--head-dim", "32"])
+    table, sound = tune.run(arguments, torch.device("cpu"))
+    assert sound
+    assert [(cell["num_tokens"], cell["num_seqs"], cell["us"]) for cell in table["cells"]] == [
+        (16, 1, {"sdpa": 1200.0}),
+        (15, 3, {"sdpa": 1200.0}),
+    ]
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["sdpa", "fastest"] in lines
+    assert ["3x5", "1205.5", "sdpa"] in lines
+
+
+def test_a_wrong_backend_shows_its_error_in_the_place_of_a_time() -> None:
+    cell = {"us": {"sdpa": 90.0}, "plan_us": {"sdpa": 1.0}, "rel_error": {"fa4": float("nan"), "sdpa": 0.002}}
+    line = tune.report("1x16", cell, ["fa4", "flat-product", "sdpa"]).split()
+    assert line == ["1x16", "error", "nan", "-", "91.0", "sdpa"]
+
+
 def test_without_a_gpu_the_command_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
