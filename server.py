@@ -24,7 +24,8 @@ from aiohttp import web
 from gateway import flags as gateway_flags
 from gateway import listening, verification
 from gateway.announcement import announcement
-from gateway.app import HEALTH, create_app
+from gateway.app import create_app
+from gateway.drain import DRAIN
 from gateway.listening import ListenError, ListenOptions, take_port
 from gateway.options import GatewayOptions
 from gateway.process import beside, ended_within, leave, quiet_collector, set_up_logging
@@ -226,8 +227,7 @@ class Server:
             leave(self._ended.result())
         engine, batcher, app = starting.result()
         status = await self._ended
-        app[HEALTH].draining = True
-        await self._stop(batcher)
+        await self._stop(app, batcher, 0.0 if status == ENGINE_DEAD else self._options.drain_s)
         if status == ENGINE_DEAD or not await ended_within(CLOSE_S, engine.close):
             leave(status)
         return status
@@ -266,10 +266,11 @@ class Server:
         print(f"ready after {ready_s:.1f} s {lines}", flush=True)
         return engine, batcher, app
 
-    async def _stop(self, batcher: Batcher) -> None:
+    async def _stop(self, app: web.Application, batcher: Batcher, drain_s: float) -> None:
         """Refuse what is new, finish what was accepted, then close from the outside in."""
-        ends_s = time.perf_counter() + self._options.drain_s + CLOSE_S
-        await batcher.close(self._options.drain_s)
+        ends_s = time.perf_counter() + drain_s + CLOSE_S
+        await app[DRAIN].run(drain_s)
+        await batcher.close(0.0)
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._port.close()

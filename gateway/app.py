@@ -10,6 +10,7 @@ from aiohttp import hdrs, web
 from gateway.connection import CLIENT_PATIENCE, ClientPatience
 from gateway.cors import allow_origins
 from gateway.cross_encoder import CrossEncoder
+from gateway.drain import DRAIN, Drain
 from gateway.errors import ApiError, ErrorKind, ErrorShape
 from gateway.exchange import PLAIN_ROUTES, Answer, Call, Door, Handler, PlainRoutes, Work
 from gateway.metrics import GatewayMetrics
@@ -42,8 +43,6 @@ from scheduler.admission import drain_s
 if TYPE_CHECKING:  # for servers that trace only
     from gateway.tracing import Tracing
 
-HEALTH = web.AppKey("health", health.Health)
-
 
 def create_app(
     options: GatewayOptions,
@@ -59,7 +58,7 @@ def create_app(
 
     tokenizer: None for token ids only. describe: what /info says besides the model and the limits.
     engine_stats: what /metrics says of the engine; see Engine.stats. tracing: None: no traces.
-    Set `app[HEALTH].draining = True` when a shutdown begins.
+    `await app[DRAIN].run(limit_s)` when a shutdown begins.
 
     There is no middleware: one costs every request, and the unknown paths and methods that would need it are
     served by routes of their own.
@@ -67,11 +66,12 @@ def create_app(
     app = web.Application(client_max_size=options.max_body_bytes)
     names = ServedNames(options.served_model_names or (info.model,))
     counted = GatewayMetrics()
-    door = Door(options, counted, lambda: drain_s(scheduler.metrics))
+    drain = app[DRAIN] = Drain(counted)
+    door = Door(options, counted, drain, lambda: drain_s(scheduler.metrics))
     pool = _pool(app, options, None if tokenizer is None else text_tokenizer(info, tokenizer), tracing)
     traced = scheduler if tracing is None else tracing.scheduler(scheduler)
     pipeline = Pipeline(options, traced, info, pool, counted)
-    app[HEALTH] = health.Health(scheduler)
+    probes = health.Health(scheduler, drain)
     app[STRAYS] = Strays(counted)
     app[CLIENT_PATIENCE] = ClientPatience(options.head_timeout_s, options.keepalive_timeout_s)
     routes = _Routes(app, door)
@@ -85,8 +85,8 @@ def create_app(
     _dialects(routes, pipeline, names, tokenizer)
     routes.get(models.PATH, models.Models(names.names, info))
     routes.get(health.INFO_PATH, health.Info(info, options, names.names, describe))
-    routes.get(health.HEALTH_PATH, app[HEALTH].live, keyed=False)
-    routes.get(health.READY_PATH, app[HEALTH].ready, keyed=False)
+    routes.get(health.HEALTH_PATH, probes.live, keyed=False)
+    routes.get(health.READY_PATH, probes.ready, keyed=False)
     page = metrics.Metrics(counted, lambda: scheduler.metrics, engine_stats, info)
     routes.get(metrics.PATH, page, keyed=False)
     _documents(routes)

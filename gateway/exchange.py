@@ -17,6 +17,7 @@ from multidict import istr
 from gateway.auth import KeyRing
 from gateway.bodies import BodyReader
 from gateway.deadline import HEADER, Deadline, read_deadline
+from gateway.drain import Drain
 from gateway.error_bodies import error_body
 from gateway.errors import ApiError, ErrorKind, ErrorShape, from_exception, retry_headers, shown
 from gateway.media import Media, answer_media, request_media
@@ -77,18 +78,24 @@ PLAIN_ROUTES = web.AppKey("plain_routes", PlainRoutes)
 class Door:
     """What stands before the routes: the keys, how much may be under way, and what a body may be.
 
-    drain_s: seconds that what waits now will take, at the measured rate; asked when a request is turned away.
+    drain: turns new work away in a shutdown. waiting_s: seconds that what waits now will take, at the
+    measured rate; asked when a request is turned away.
     """
 
     def __init__(
-        self, options: GatewayOptions, metrics: GatewayMetrics, drain_s: Callable[[], float]
+        self,
+        options: GatewayOptions,
+        metrics: GatewayMetrics,
+        drain: Drain,
+        waiting_s: Callable[[], float],
     ) -> None:
         self._keys = KeyRing(options.api_keys)
         self._bodies = BodyReader(options.max_body_bytes, options.body_timeout_s)
         self._timeout_s = options.request_timeout_s
         self._max_outstanding = options.max_outstanding_requests
         self._metrics = metrics
-        self._drain_s = drain_s
+        self._drain = drain
+        self._waiting_s = waiting_s
 
     def work(
         self, path: str, route: Callable[[Call], Awaitable[Answer]], shape: ErrorShape = ErrorShape.OPENAI
@@ -105,6 +112,7 @@ class Door:
             codec = answer_media(headers.get(hdrs.ACCEPT), asked_in or Media.JSON)
             metrics.outstanding += 1
             try:
+                self._drain.check()
                 self._keys.check(headers.get(hdrs.AUTHORIZATION))
                 if asked_in is None:
                     raise _unsupported(headers[hdrs.CONTENT_TYPE])
@@ -176,12 +184,12 @@ class Door:
         return _refusal(headers, error, codec, observed, started_s)
 
     def _crowded(self) -> ApiError:
-        drain_s = self._drain_s()
+        waiting_s = self._waiting_s()
         return ApiError(
             ErrorKind.OVERLOADED,
             f"{self._max_outstanding} requests are being worked on, as many as this server takes at once;"
-            f" retry in {drain_s:.3g} s",
-            headers=retry_headers(drain_s),
+            f" retry in {waiting_s:.3g} s",
+            headers=retry_headers(waiting_s),
         )
 
 

@@ -106,7 +106,7 @@ class Batcher:
             if self._jobs:
                 await asyncio.wait([job.future for job in self._jobs], timeout=drain_s)
         finally:
-            self._fail_all(lambda: Draining(f"not done within the {drain_s:.3g} s that a shutdown allows"))
+            self._fail_all(lambda: Draining("not done within the time that a shutdown allows"))
             for timer in (self._turn_timer, self._watchdog, self._deadline_timer):
                 if timer is not None:
                     timer.cancel()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from gateway.drain import Drain
 from gateway.errors import ApiError, ErrorKind
 from gateway.exchange import Answer
 from gateway.media import Media
@@ -18,11 +19,11 @@ HEALTH_PATH, READY_PATH, INFO_PATH = "/health", "/ready", "/info"
 
 
 class Health:
-    """The two probes. draining: set when a shutdown begins, so that /ready turns away new clients."""
+    """The two probes."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, drain: Drain) -> None:
         self._scheduler = scheduler
-        self.draining = False
+        self._drain = drain
 
     def live(self) -> Answer:
         """/health: the loop turns and the engine can run steps; if not, only a restart helps.
@@ -40,8 +41,7 @@ class Health:
         Raises:
             ApiError: UNAVAILABLE.
         """
-        if self.draining:
-            raise ApiError(ErrorKind.UNAVAILABLE, "the server is shutting down", closes=True)
+        self._drain.check()
         self.live()
         return _status("ready")
 

@@ -1,13 +1,15 @@
 """server.py over a scripted engine, as a process of its own: the whole command line without torch.
 
-A sequence may ask for trouble by its first token id.
+A sequence may ask for trouble by its first token id, for a slow step if it is the first of its batch.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import types
+from collections.abc import Mapping
 from pathlib import Path
 
 from rose.batch import Engine, EngineInfo, RaggedBatch
@@ -18,28 +20,41 @@ from tests.fakes import FakeEngine, FakeLazyTensor, fake_info
 SLOW, HANGING, DEADLY = 101, 102, 103
 # --seed of a model that takes a minute to load.
 SLOW_LOAD_SEED = 104
+# Every other step takes so many seconds, and a vector has so many values; by these variables.
+STEP_S, DIMENSIONS = "FAKE_STEP_S", "FAKE_DIMENSIONS"
 
 
 class ScriptedEngine(FakeEngine):
-    """Does what the first token id of a batch's first sequence says."""
+    """Does what the first token ids of sequences say. Keeps no record of batches: it may run for long."""
 
-    def __init__(self, info: EngineInfo) -> None:
-        super().__init__(info=info, service_s=lambda batch: 1.0 if batch.input_ids[0] == SLOW else 0.0)
+    def __init__(self, info: EngineInfo, step_s: float) -> None:
+        super().__init__(info=info, service_s=lambda batch: 1.0 if batch.input_ids[0] == SLOW else step_s)
+        self._steps = self._sequences = 0
 
     def step(self, batch: RaggedBatch) -> FakeLazyTensor:
-        if batch.input_ids[0] in (HANGING, DEADLY):
+        firsts = set(batch.input_ids[batch.cu_seqlens[:-1]].tolist())
+        if firsts & {HANGING, DEADLY}:
             self.hang_next()
         lazy = super().step(batch)
-        if batch.input_ids[0] == DEADLY:
+        self._steps += 1
+        self._sequences += batch.num_seqs
+        for record in (self.batches, self.captures, self.in_flight_at_launch):
+            record.clear()
+        if DEADLY in firsts:
             self.die("scripted death")
         return lazy
+
+    def stats(self) -> Mapping[str, object]:
+        return {"steps": self._steps, "sequences": self._sequences}
 
 
 def load_engine(folder: Path, options: EngineOptions, *, dummy: bool, model_name: str) -> Engine:
     """Takes the place of rose.engine.load_engine."""
     if options.seed == SLOW_LOAD_SEED:
         time.sleep(60)
-    return ScriptedEngine(fake_info())
+    dimensions = int(os.environ.get(DIMENSIONS, "8"))
+    info = fake_info(dimensions=dimensions, max_batch_seqs=min(64, options.max_batch_seqs))
+    return ScriptedEngine(info, float(os.environ.get(STEP_S, "0")))
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def test_a_drain_has_a_limit() -> None:
         server.signal(signal.SIGTERM)
         answer = waiting.getresponse()
         assert answer.status == 503
-        assert b"0.2 s" in answer.read()
+        assert b"within the time that a shutdown allows" in answer.read()
         assert server.wait() == 0
 
 
@@ -132,8 +132,10 @@ def test_a_second_signal_ends_the_process_at_once(server: ServerProcess) -> None
     steps_launched(server, 3)
     server.signal(signal.SIGTERM)
     server.wait_for("draining")
+    began_s = time.monotonic()
     server.signal(signal.SIGTERM)
     assert server.wait(5) == 128 + signal.SIGTERM
+    assert time.monotonic() - began_s < 1.0
     with pytest.raises(ConnectionError):
         waiting.getresponse()
 

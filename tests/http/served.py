@@ -29,7 +29,7 @@ PATHS = ("/v1/embeddings", "/embeddings")
 BOS, EOS = 256, 257
 
 
-def byte_tokenizer() -> HuggingFaceTokenizer:
+def byte_backend() -> Tokenizer:
     """An id a byte between <s> = 256 and </s> = 257, from the real library; its own limits are wrong."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {character: index for index, character in enumerate(alphabet)} | {"<s>": BOS, "</s>": EOS}
@@ -42,7 +42,12 @@ def byte_tokenizer() -> HuggingFaceTokenizer:
     backend.add_special_tokens(["<s>", "</s>"])
     backend.enable_truncation(8)
     backend.enable_padding(length=16)
-    return HuggingFaceTokenizer(backend)
+    return backend
+
+
+def byte_tokenizer() -> HuggingFaceTokenizer:
+    """`byte_backend` as the gateway has it."""
+    return HuggingFaceTokenizer(byte_backend())
 
 
 def text_ids(text: str) -> list[int]:

@@ -10,7 +10,7 @@ import time
 import pytest
 import uvloop
 
-from gateway.app import HEALTH
+from gateway.drain import DRAIN
 from gateway.listener import ACCESS_LOG
 from gateway.options import GatewayOptions
 from rose.errors import EngineDeadError
@@ -28,10 +28,12 @@ async def test_a_running_server_is_alive_and_ready(server: Served) -> None:
     assert (await server.send("GET", "/ready")).value == {"status": "ready"}
 
 
-async def test_a_draining_server_is_alive_but_not_ready(server: Served) -> None:
-    server.app[HEALTH].draining = True
+async def test_a_draining_server_is_alive_but_not_ready_and_takes_no_work(server: Served) -> None:
+    await server.app[DRAIN].run(0.0)
     assert await statuses(server) == (200, 503)
-    await server.assert_works()
+    reply = await server.embed({"input": [1]})
+    assert (reply.status, reply.headers["Connection"]) == (503, "close")
+    assert "shutting down" in reply.error["message"]
 
 
 async def test_a_dead_engine_is_neither(server: Served) -> None:

@@ -1,0 +1,45 @@
+"""A shutdown as clients see it: new work is refused, what came before it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from gateway.errors import ApiError, ErrorKind
+from gateway.metrics import GatewayMetrics
+
+# Between two looks at what is still being worked on; a shutdown takes so much longer.
+_LOOK_S = 0.01
+
+
+class Drain:
+    """Whether a shutdown has begun. metrics: knows how many requests are being worked on."""
+
+    def __init__(self, metrics: GatewayMetrics) -> None:
+        self._metrics = metrics
+        self.begun = False
+
+    def check(self) -> None:
+        """Let new work pass.
+
+        Raises:
+            ApiError: UNAVAILABLE, once a shutdown has begun; the connection closes.
+        """
+        if self.begun:
+            raise ApiError(ErrorKind.UNAVAILABLE, "the server is shutting down", closes=True)
+
+    async def run(self, limit_s: float) -> None:
+        """Begin, and wait until no request is being worked on, `limit_s` seconds at most.
+
+        A request counts from its head on: it may still be tokenised, or send its body.
+        """
+        self.begun = True
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + limit_s
+        # An event would have to be kept by every request, for the one moment at which somebody waits.
+        while self._metrics.outstanding and loop.time() < ends_s:  # noqa: ASYNC110
+            await asyncio.sleep(min(_LOOK_S, max(0.0, ends_s - loop.time())))
+
+
+DRAIN = web.AppKey("drain", Drain)
