@@ -28,19 +28,20 @@ from rose.attention.flat import FlatProductAttention
 from rose.config import ModelConfig, load_config
 from rose.kernels import dispatch, early, gemm
 from rose.kernels import rope as rope_layout
-from rose.kernels.jit import activation, embedding, flat_attention, gated, norm, pooling, rope, rows
+from rose.kernels.jit import activation, embedding, flat_attention, fp8, gated, norm, pooling, rope, rows
 from rose.kernels.jit import gemm as gemm_jit
 from rose.kernels.jit.compile import compiling
-from rose.layers import decoder, encoder, linear, projection
+from rose.layers import decoder, encoder, fp8_linear, linear, projection
 from rose.layers.compile_ahead import compile_ahead, row_counts
+from rose.layers.fp8_weights import Fp8Weights
 from rose.models import bert, qwen3
 from rose.models.registry import Model
-from rose.weights import DummyWeights
+from rose.weights import DummyWeights, WeightSource
 
 CPU = torch.device("cpu")
 SPLIT = gemm.GemmPlan(4, 16, 32, 128, 4, 4)
 MAX_TOKENS = 2048
-MODULES = (activation, embedding, flat_attention, gated, gemm_jit, norm, pooling, rope, rows)
+MODULES = (activation, embedding, flat_attention, fp8, gated, gemm_jit, norm, pooling, rope, rows)
 
 
 def main(presets: Path, plans: str) -> None:
@@ -50,6 +51,7 @@ def main(presets: Path, plans: str) -> None:
     projection.uses_table = lambda weight: True
     early._can_launch_early = lambda device: True
     linear.Linear.__call__ = lambda self, x, out: out  # cuBLAS compiles nothing, and a CPU takes its time
+    fp8_linear.Fp8Linear.__call__ = lambda self, x, out: out
     for name, module, layers in (("pplx-embed", qwen3, decoder), ("bge-m3", bert, encoder)):
         config = replace(load_config(presets / name), num_layers=2, vocab_size=64, max_positions=64)
         keys = layers.weight_keys(config)
@@ -58,6 +60,8 @@ def main(presets: Path, plans: str) -> None:
             gemm.table = lambda table=table: table
         model = load(module, config, keys)
         compile_ahead(model, row_counts(keys, MAX_TOKENS))
+        weights = Fp8Weights(DummyWeights(), CPU, MAX_TOKENS)
+        compile_ahead(load(module, config, [], weights), row_counts([], MAX_TOKENS))
         module.fetches_early = lambda m, keys: True  # as if a product of skinny_gemm were among them
         compile_ahead(model, [16])
     compile_windowed()
@@ -102,19 +106,24 @@ def chosen(key: gemm.WeightKey) -> list[gemm.GemmChoice]:
     return [gemm.GemmChoice(8, SPLIT if key[2] == "sum" else fused), gemm.GemmChoice(16, SPLIT)]
 
 
-def load(module: ModuleType, config: ModelConfig, keys: Collection[gemm.WeightKey]) -> Model:
+def load(
+    module: ModuleType,
+    config: ModelConfig,
+    keys: Collection[gemm.WeightKey],
+    weights: WeightSource = DummyWeights(),  # noqa: B008
+) -> Model:
     """Its weights on the CPU, its activations as on a GPU."""
     if module is bert:
         with (
             patch.object(torch.Tensor, "is_cuda", True),
             patch.object(linear, "_prepack", lambda weight: None),
         ):
-            model = bert.BertModel(config, DummyWeights(), torch.bfloat16, CPU, MAX_TOKENS)
+            model = bert.BertModel(config, weights, torch.bfloat16, CPU, MAX_TOKENS)
         model._on_cpu = False
         model._buffers = encoder.EncoderBuffers.allocate(config, MAX_TOKENS, torch.bfloat16, CPU)
         return model
-    model = qwen3.Qwen3Model(config, DummyWeights(), torch.bfloat16, CPU, MAX_TOKENS)
-    model._workspace._partial_elements = max(map(gemm.partial_elements, keys))
+    model = qwen3.Qwen3Model(config, weights, torch.bfloat16, CPU, MAX_TOKENS)
+    model._workspace._partial_elements = max(map(gemm.partial_elements, keys), default=0)
     return model
 
 

@@ -43,12 +43,13 @@ def compile_for_hopper(repo_root: Path, cache: Path, plans: str) -> Variants:
 DECODER = {"_embed_tokens", "_qk_norm_rope", "_rms_norm", "_silu_mul", "_split_k_gemm", "_swiglu_gemm"}
 WINDOWED = {"_copy_real_rows", "_gelu_mul"}
 FLAT = {"_flat_attention", "_flat_attention_of_product"}
+FP8 = {"_quantize_rows", "_add_rms_norm_fp8", "_add_layer_norm_fp8", "_silu_mul_fp8", "_bias_gelu_fp8"}
 ENCODER = {"_embed_bert", "_finish", "_add_layer_norm", "_pick_rows", "_gather_rows"}
 
 
 def test_every_kernel_of_a_forward_is_compiled_ahead(compiled):
     assert all(
-        compiled[name] for name in DECODER | ENCODER | FLAT | WINDOWED | {"_sum_parts", "_finish_mean"}
+        compiled[name] for name in DECODER | ENCODER | FLAT | FP8 | WINDOWED | {"_sum_parts", "_finish_mean"}
     )
     assert len(compiled["_qk_norm_rope"]) >= 5  # in place and from partials, of few heads and of many
 
