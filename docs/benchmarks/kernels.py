@@ -1,10 +1,12 @@
 """GPU time of a model's fused kernels and of its whole forwards, inside CUDA graphs.
 
-    python3 docs/benchmarks/kernels.py [--model pplx-embed|bge-m3] [--quick] [--out DIR]
+    python3 docs/benchmarks/kernels.py [--model pplx-embed|bge-m3] [--dtype fp8] [--quick] [--out DIR]
 
 Prints tables, and writes DIR/kernels.json. --quick: forwards only. A part that fails prints its error; the
-others go on. A kernel's time is the mean of 28 calls in one graph on the same tensors: as in a forward, small
-batches find their activations in the L2 cache. GB/s counts what the kernel must read and write once.
+others go on. --dtype fp8: the kernels that only its forwards launch, and how far its vectors are from fp32's:
+the least cosine of a batch, and the greatest difference of two numbers of vectors of length 1. A kernel's
+time is the mean of 28 calls in one graph on the same tensors: as in a forward, small batches find their
+activations in the L2 cache. GB/s counts what the kernel must read and write once.
 Takes about half a minute on an H200.
 """
 
@@ -16,6 +18,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -31,11 +34,16 @@ from rose.attention.base import AttentionBackend, BatchShape
 from rose.attention.policy import choose
 from rose.config import ModelConfig, load_config
 from rose.device_batch import DeviceBatch, Outputs
-from rose.kernels import activation, embedding, norm, pooling, rope
+from rose.kernels import activation, embedding, fp8, norm, pooling, rope
 from rose.kernels.early import Early, early_for, launching
 from rose.kernels.gemm import fetches_early, gemm_plan
 from rose.kernels.timing import graph_us
+from rose.layers.fp8_decoder import Fp8DecoderLayer
+from rose.layers.fp8_encoder import Fp8EncoderLayer
+from rose.layers.fp8_linear import Fp8Linear
+from rose.layers.fp8_weights import Fp8Weights
 from rose.models import bert, qwen3
+from rose.reference import reference_vectors
 from rose.weights import DummyWeights
 
 PRESETS = Path(__file__).resolve().parents[2] / "rose" / "presets"
@@ -125,9 +133,41 @@ def encoder_kernels(config: ModelConfig, tokens: int) -> Iterator[Kernel]:
     yield Kernel("pick_rows", lambda: pooling.pick_rows((x, residual), cu_seqlens, "first", picks), 0)
 
 
-def time_kernels(config: ModelConfig) -> Iterator[dict[str, object]]:
+def fp8_kernels(config: ModelConfig, tokens: int) -> Iterator[Kernel]:
+    """Those that only a forward with FP8 products launches, and these products."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query = config.num_heads * config.head_dim
+    x, residual, context, wide = (random(tokens, width) for width in (hidden, hidden, query, 2 * inner))
+    layer, rms = norm.LayerNorm(random(hidden), random(hidden), 1e-5), norm.RmsNorm(random(hidden), 1e-6)
+    narrow, bias = wide.view(-1)[: tokens * inner].view(tokens, inner), random(inner)
+    rows = {width: fp8.Fp8Rows.empty(tokens, width, DEVICE) for width in {hidden, query, inner}}
+    normed = fp8.NormedRows(random(tokens, hidden), rows[hidden])
+    yield Kernel("quantize_rows", lambda: fp8.quantize_rows(context, rows[query]), 3 * tokens * query)
+    row = tokens * hidden
+    if config.architecture == "qwen3":
+        qkv, widened = query + 2 * config.num_kv_heads * config.head_dim, 2 * inner
+        into = rows[hidden]
+        yield Kernel("add_rms_norm_fp8", lambda: fp8.add_rms_norm_fp8(x, residual, rms, into), 7 * row)
+        yield Kernel("silu_mul_fp8", lambda: fp8.silu_mul_fp8(wide, rows[inner]), 5 * tokens * inner)
+    else:
+        qkv, widened = 3 * hidden, inner
+        args = (x, residual, layer.bias, layer, normed)
+        yield Kernel("add_layer_norm_fp8", lambda: fp8.add_layer_norm_fp8(*args), 7 * row)
+        yield Kernel(
+            "bias_gelu_fp8", lambda: fp8.bias_gelu_fp8(narrow, bias, rows[inner]), 3 * tokens * inner
+        )
+    for n, k in ((qkv, hidden), (hidden, query), (widened, hidden), (hidden, inner)):
+        fp8.quantize_rows(random(tokens, k), rows[k])
+        weight = fp8.quantized(torch.randn(n, k, device=DEVICE), fp8.Fp8Rows.empty(n, k, DEVICE))
+        call = partial(Fp8Linear(weight), rows[k], random(tokens, n))
+        yield Kernel(f"product {n} x {k}", call, tokens * (k + 2 * n) + n * k)
+
+
+def time_kernels(config: ModelConfig, dtype: str) -> Iterator[dict[str, object]]:
     """A row a kernel and number of tokens."""
     kernels = decoder_kernels if config.architecture == "qwen3" else encoder_kernels
+    if dtype == "fp8":
+        kernels = fp8_kernels
     for tokens in TOKENS:
         for kernel in kernels(config, tokens):
 
@@ -170,9 +210,18 @@ def products(model: Model, tokens: int) -> None:
 
 
 def encoder_products(model: Any, tokens: int) -> None:
-    """Of a BertModel."""
+    """Of a BertModel; FP8's without what follows."""
     buffers = model._buffers.rows(tokens)
     for layer in model._layers:
+        if isinstance(layer, Fp8EncoderLayer):
+            narrow, inner = (
+                layer.scratch.rows(tokens, width.shape[1]) for width in (buffers.hidden, buffers.wide)
+            )
+            layer.qkv(narrow, buffers.qkv)
+            layer.attention_output(narrow, buffers.dense)
+            layer.widen(narrow, buffers.wide)
+            layer.output(inner, buffers.dense)
+            continue
         layer.qkv(buffers.hidden, buffers.qkv, buffers.partials)
         layer.attention_output._projection(buffers.context, buffers.dense, buffers.partials)
         layer.widen(buffers.attended, buffers.wide, buffers.partials)
@@ -183,6 +232,13 @@ def decoder_products(model: Any, tokens: int) -> None:
     """Of a Qwen3Model; SwiGLU only where it is fused."""
     rows = model._workspace.rows(tokens)
     for layer in model._layers:
+        if isinstance(layer, Fp8DecoderLayer):
+            inputs = [layer.scratch.rows(*x.shape) for x in (rows.hidden, rows.context, rows.narrow)]
+            layer.qkv(inputs[0], rows.qkv)
+            layer.output(inputs[1], rows.hidden)
+            layer.gate_up(inputs[0], rows.wide)
+            layer.down(inputs[2], rows.hidden)
+            continue
         layer.qkv(rows.hidden, rows.qkv, rows.partials)
         layer.output(rows.context, rows.hidden, rows.partials)
         plan = gemm_plan(tokens, rows.wide.shape[1], rows.hidden.shape[1], "swiglu")
@@ -193,15 +249,19 @@ def decoder_products(model: Any, tokens: int) -> None:
         layer.down(rows.narrow, rows.hidden, rows.partials)
 
 
-def time_batches(config: ModelConfig) -> Iterator[dict[str, object]]:
-    """A row a batch: the whole forward, without attention, and products alone."""
+def time_batches(config: ModelConfig, dtype: str) -> Iterator[dict[str, object]]:
+    """A row a batch: the whole forward, without attention, and products alone; of FP8 also its error."""
     build: type[Model] = qwen3.Qwen3Model if config.architecture == "qwen3" else bert.BertModel
     longest = max(num_seqs * length for num_seqs, length in BATCHES)
-    model = build(config, DummyWeights(0, "cuda"), torch.bfloat16, DEVICE, longest)
+    plain = DummyWeights(0, "cuda")
+    weights = Fp8Weights(plain, DEVICE, longest) if dtype == "fp8" else plain
+    model = build(config, weights, torch.bfloat16, DEVICE, longest)
     backends = load_backends(model.attention_spec, compile_missing=False)
     print(f"attention backends: {', '.join(backends)}")
     for num_seqs, length in BATCHES:
         row = time_batch(model, backends, num_seqs, length)
+        if dtype == "fp8":
+            row |= errors(model, plain, backends[str(row["attention"])], num_seqs, length)
         print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
         yield row
 
@@ -231,6 +291,21 @@ def time_batch(
     return row
 
 
+def errors(
+    model: Model, weights: DummyWeights, attention: AttentionBackend, num_seqs: int, length: int
+) -> dict[str, object]:
+    """Of up to four sequences of a batch, against the fp32 reference."""
+    batch, count = batch_of(num_seqs, length, attention), min(num_seqs, 4)
+    vectors = torch.zeros(num_seqs, model.config.hidden_size, device=DEVICE)
+    int8 = torch.zeros_like(vectors, dtype=torch.int8) if model.config.quantizer else None
+    model.forward(batch, Outputs(vectors, int8))
+    sequences = [*batch.input_ids.view(num_seqs, length)[:count].cpu().numpy()]
+    expected = reference_vectors(model.config, weights, sequences, device="cuda").double()
+    units = [torch.nn.functional.normalize(x, dim=1) for x in (vectors[:count].cpu().double(), expected)]
+    cosine = (units[0] * units[1]).sum(1).min().item()
+    return {"cosine": round(cosine, 6), "difference": round((units[0] - units[1]).abs().max().item(), 6)}
+
+
 def collected(rows: Iterator[dict[str, object]]) -> list[dict[str, object]]:
     """All rows up to the first failure, whose traceback is printed."""
     found: list[dict[str, object]] = []
@@ -247,14 +322,16 @@ def main() -> None:
     """Measure and print; write where asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=["pplx-embed", "bge-m3"], default="pplx-embed")
+    parser.add_argument("--dtype", choices=["bfloat16", "fp8"], default="bfloat16")
     parser.add_argument("--quick", action="store_true", help="forwards only")
     parser.add_argument("--out", type=Path, help="folder for kernels.json")
     arguments = parser.parse_args()
     config = load_config(PRESETS / arguments.model)
     result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "model": arguments.model}
+    result["dtype"] = arguments.dtype
     if not arguments.quick:
-        result["kernels"] = collected(time_kernels(config))
-    result["batches"] = collected(time_batches(config))
+        result["kernels"] = collected(time_kernels(config, arguments.dtype))
+    result["batches"] = collected(time_batches(config, arguments.dtype))
     if arguments.out is not None:
         (arguments.out / "kernels.json").write_text(json.dumps(result, indent=1))
 

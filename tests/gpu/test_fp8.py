@@ -1,0 +1,205 @@
+"""FP8 on the GPU: kernels and products against their plain versions, models against fp32 and in a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rose.attention.backends import load_backends
+from rose.config import ModelConfig, load_config
+from rose.device_batch import DeviceBatch, Outputs
+from rose.kernels import dispatch, fp8
+from rose.kernels.fp8 import Fp8Rows, NormedRows
+from rose.kernels.norm import LayerNorm, RmsNorm
+from rose.layers.fp8_linear import CAPABILITY, Fp8Linear, Fp8Scratch
+from rose.layers.fp8_weights import Fp8Weights
+from rose.models import bert, qwen3
+from rose.models.registry import Model, build_model
+from rose.reference import reference_vectors
+from rose.weights import WeightSource, dummy_weights
+
+CUDA = torch.device("cuda")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        torch.cuda.is_available() and torch.cuda.get_device_capability() < CAPABILITY,
+        reason="this GPU multiplies no FP8",
+    ),
+]
+
+PRESETS = Path(__file__).resolve().parents[2] / "rose" / "presets"
+MAX_TOKENS = 1024
+TOKENS = [1, 16, 128, 4111, 51200]
+LENGTHS = [1, 77, 300, 5, 64]
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(shape, device=CUDA).bfloat16()
+
+
+def _norm_weights(width: int) -> LayerNorm:
+    return LayerNorm(_random(width), _random(width), 1e-5)
+
+
+def _quantize(tokens: int, width: int, out: Fp8Rows) -> list[Tensor]:
+    fp8.quantize_rows(_random(tokens, width), out)
+    return []
+
+
+def _rms(tokens: int, width: int, out: Fp8Rows) -> list[Tensor]:
+    residual = _random(tokens, width)
+    fp8.add_rms_norm_fp8(_random(tokens, width), residual, RmsNorm(_random(width), 1e-6), out)
+    return [residual]
+
+
+def _layer_norm(tokens: int, width: int, out: Fp8Rows) -> list[Tensor]:
+    rows = torch.full((tokens, width), float("nan"), device=CUDA).bfloat16()
+    x, residual, bias = _random(tokens, width), _random(tokens, width), _random(width)
+    fp8.add_layer_norm_fp8(x, residual, bias, _norm_weights(width), NormedRows(rows, out))
+    return [rows]
+
+
+def _silu(tokens: int, width: int, out: Fp8Rows) -> list[Tensor]:
+    fp8.silu_mul_fp8(_random(tokens, 2 * width), out)
+    return []
+
+
+def _gelu(tokens: int, width: int, out: Fp8Rows) -> list[Tensor]:
+    fp8.bias_gelu_fp8(_random(tokens, width), _random(width), out)
+    return []
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize(
+    ("run", "width"),
+    [
+        (_quantize, 1024), (_quantize, 4096), (_quantize, 384), (_rms, 1024), (_rms, 2560),
+        (_layer_norm, 1024), (_layer_norm, 384), (_silu, 3072), (_gelu, 4096), (_gelu, 1536),
+    ],
+)  # fmt: skip
+def test_kernels(
+    run: Callable[[int, int, Fp8Rows], list[Tensor]],
+    width: int,
+    tokens: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    for triton in (True, False):
+        torch.manual_seed(tokens)
+        monkeypatch.setattr(dispatch, "uses_triton", lambda x, triton=triton: triton)
+        out = Fp8Rows.empty(tokens, width, CUDA)
+        out.scale.fill_(float("nan"))
+        found.append((out, run(tokens, width, out)))
+    (actual, tensors), (expected, plain) = found
+    for one, other in zip(tensors, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=2.0**-7, atol=2.0**-7)
+    torch.testing.assert_close(actual.scale, expected.scale, rtol=1e-4, atol=0)
+    a, b = actual.values.float(), expected.values.float()
+    torch.testing.assert_close(a, b, rtol=2.0**-3, atol=2.0**-8)
+    assert (a != b).float().mean() <= 0.01
+
+
+def test_wide_silu() -> None:
+    """Of the 4B models: a row is more than the kernel's 8192 elements."""
+    x = _random(300, 2 * 9728)
+    out = fp8.silu_mul_fp8(x, Fp8Rows.empty(300, 9728, CUDA)).float()
+    expected = torch.nn.functional.silu(x[:, :9728].float()) * x[:, 9728:].float()
+    assert torch.nn.functional.cosine_similarity(out, expected).min() > 0.999
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("rows", [1, 3, 16, 300, 4111])
+@pytest.mark.parametrize(("n", "k"), [(4096, 1024), (1024, 3072), (384, 1536), (48, 64)])
+def test_product(n: int, k: int, rows: int, biased: bool) -> None:
+    """What cuBLAS makes of the numbers and scales is what they stand for, for any number of rows."""
+    bias = _random(n) if biased else None
+    weight = fp8.quantized(torch.randn(n, k, device=CUDA), Fp8Rows.empty(n, k, CUDA))
+    x = Fp8Scratch(rows, k, CUDA).rows(rows, k)
+    fp8.quantize_rows(_random(rows, k) * torch.logspace(-3, 3, rows, device=CUDA)[:, None].bfloat16(), x)
+    out = torch.full((rows, n), float("nan"), device=CUDA).bfloat16()
+    assert Fp8Linear(weight, bias)(x, out) is out
+    expected = x.float() @ weight.float().t()
+    expected = expected if bias is None else expected + bias.float()
+    error = (out.float() - expected).norm(dim=1) / expected.norm(dim=1)
+    assert error.max() < 0.01
+
+
+def test_a_nan_fills_its_row_and_no_other() -> None:
+    weight = fp8.quantized(torch.randn(64, 64, device=CUDA), Fp8Rows.empty(64, 64, CUDA))
+    for bad in (float("nan"), float("inf")):
+        x = _random(20, 64)
+        x[3, 5] = bad
+        rows = fp8.quantize_rows(x, Fp8Scratch(20, 64, CUDA).rows(20, 64))
+        product = Fp8Linear(weight)(rows, torch.zeros(20, 64, device=CUDA).bfloat16())
+        assert product[3].isnan().all() and product[:3].isfinite().all() and product[4:].isfinite().all()
+
+
+def _load(alias: str, **changes: int) -> tuple[Model, WeightSource]:
+    config = replace(load_config(PRESETS / alias), **changes)
+    weights = dummy_weights(config, 1, CUDA)
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (bert, qwen3):
+            patched.setattr(module, "compile_ahead", lambda *arguments: None)
+        source = Fp8Weights(weights, CUDA, MAX_TOKENS)
+        return build_model(config, source, torch.bfloat16, CUDA, MAX_TOKENS), weights
+
+
+def _sequences(config: ModelConfig, lengths: list[int]) -> list[np.ndarray]:
+    rng = np.random.default_rng(3)
+    return [rng.integers(2, config.vocab_size, length, np.int32) for length in lengths]
+
+
+def _batch(model: Model, sequences: list[np.ndarray], padded_to: int) -> DeviceBatch:
+    """Padded, and with one empty sequence."""
+    offsets = np.cumsum([0, *map(len, sequences), 0], dtype=np.int32)
+    ids = torch.zeros(padded_to, dtype=torch.int32)
+    ids[: offsets[-1]] = torch.from_numpy(np.concatenate(sequences))
+    backend = next(iter(load_backends(model.attention_spec, compile_missing=False).values()))
+    backend.plan(offsets, padded_to, 0)
+    cu_seqlens = torch.from_numpy(offsets).to(CUDA)
+    return DeviceBatch(ids.to(CUDA), cu_seqlens, None, offsets, padded_to, backend)
+
+
+def _outputs(model: Model, num_seqs: int) -> Outputs:
+    vectors = torch.full((num_seqs, model.config.hidden_size), float("nan"), device=CUDA)
+    int8 = torch.zeros(vectors.shape, dtype=torch.int8, device=CUDA) if model.config.quantizer else None
+    return Outputs(vectors, int8)
+
+
+@pytest.mark.parametrize("alias", ["pplx-embed", "qwen3-embedding", "bge-m3", "minilm"])
+def test_models_are_near_fp32(alias: str) -> None:
+    """At full size, tokens padded and not, one sequence alone too."""
+    model, weights = _load(alias)
+    for lengths, padded_to in ((LENGTHS, 512), (LENGTHS, sum(LENGTHS)), ([128], 128), ([7], 16)):
+        sequences = _sequences(model.config, lengths)
+        outputs = _outputs(model, len(sequences) + 1)
+        with torch.inference_mode():
+            model.forward(_batch(model, sequences, padded_to), outputs)
+        expected = reference_vectors(model.config, weights, sequences, device=CUDA.type)
+        vectors = outputs.vectors[:-1].cpu()
+        cosines = torch.nn.functional.cosine_similarity(vectors.double(), expected.double())
+        print(f"{alias} {lengths} in {padded_to}: cosine to fp32 at least {cosines.min():.6f}")
+        assert cosines.min() > 0.98
+
+
+@pytest.mark.parametrize("alias", ["pplx-embed", "bge-m3"])
+def test_a_forward_can_be_captured(alias: str) -> None:
+    model, _ = _load(alias, num_layers=3)
+    sequences = _sequences(model.config, LENGTHS)
+    batch = _batch(model, sequences, 512)
+    eager, captured = (_outputs(model, len(sequences) + 1) for _ in range(2))
+    graph = torch.cuda.CUDAGraph()
+    with torch.inference_mode():
+        model.forward(batch, eager)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            model.forward(batch, captured)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.nn.functional.cosine_similarity(captured.vectors[:-1], eager.vectors[:-1]).min() > 0.999
