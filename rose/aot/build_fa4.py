@@ -20,7 +20,7 @@ from rose.aot.variants import FlashKernel, KernelVariant
 
 @contextmanager
 def launched_early() -> Iterator[None]:
-    """Kernels traced inside may be brought up while the one before still runs (programmatic dependent launch).
+    """Kernels traced inside may come up while the one before still runs (programmatic dependent launch).
 
     The package's forward kernel does not do so. All its threads pass one barrier before they touch memory;
     behind that they now wait for the kernel before, and then let the next one come up.

@@ -12,11 +12,13 @@ Source: quack-kernels 0.6.5, epilogue/library.py (swiglu_mod, rms_partial_epi, q
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -193,6 +195,25 @@ EPILOGUE_MAKERS: Mapping[Epilogue, Callable[[], Any]] = {
 }
 
 
+@contextmanager
+def next_kernel_early() -> Iterator[None]:
+    """Products traced inside let the next kernel come up once all their blocks run (QuACK: as they end).
+
+    It waits for them before it touches memory, as they did for the one before.
+    """
+    import cutlass.cute as cute
+    from quack import gemm_sm90
+
+    barrier = gemm_sm90.pipeline_init_wait
+
+    def barrier_and_launch(*arguments: Any, **options: Any) -> None:
+        barrier(*arguments, **options)
+        cute.arch.griddepcontrol_launch_dependents()
+
+    with patch.object(gemm_sm90, "pipeline_init_wait", barrier_and_launch):
+        yield
+
+
 def compile_object(kernel: ProductKernel, cache: Path) -> Path:
     """Trace and compile for bf16; the object file in `cache` that holds it.
 
@@ -203,7 +224,7 @@ def compile_object(kernel: ProductKernel, cache: Path) -> Path:
 
     host.get_max_active_clusters = lambda size: 1  # asks the GPU; only a launch, which is not here, uses it
     epilogue = EPILOGUE_MAKERS[kernel.epilogue]()
-    with FakeTensorMode():
+    with FakeTensorMode(), next_kernel_early() if kernel.early else nullcontext():
         traced = operands_of(kernel)
         epilogue.gemm(
             empty(_ROWS, _WIDTH), empty(2 * _WIDTH, _WIDTH), traced.out, traced.residual,

@@ -1,4 +1,4 @@
-"""An operand of QuACK's epilogues: 1 / root mean square of each row of x, from sums that x's own product made.
+"""An operand of QuACK's epilogues: 1 / root mean square of each row of x, from sums that its product made.
 
 Imported by a build only: needs quack-kernels.
 Source: quack-kernels 0.6.5, epilogue/ops.py (ColVecLoad, whose place in shared memory this fills).
@@ -20,7 +20,7 @@ _PARTS = 16
 
 
 class RowRms(ColVecLoad):
-    """A factor a row, rsqrt(sum of the row of sums f32[M, parts] / K + eps): RMSNorm's, K wide, left for last."""
+    """A factor a row, of sums f32[M, parts]: rsqrt(their sum / K + eps), RMSNorm's over K columns of x."""
 
     def __init__(self, name, eps):
         super().__init__(name)

@@ -88,7 +88,7 @@ class FusedGemm:
         self._run(x, weight, None, None, _half(weight, out))
 
     def scaled_swiglu(self, x: Tensor, weight: Tensor, scale: Tensor, out: Tensor) -> None:
-        """As swiglu of the rows of x, each times its scale: f32[M], or for rms-swiglu what `residual` returned."""
+        """As swiglu of x, each row times its scale: f32[M], or for rms-swiglu what `residual` returned."""
         self._run(x, weight, None, None, scale, _half(weight, out))
 
     def gelu(self, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:

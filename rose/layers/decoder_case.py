@@ -106,13 +106,13 @@ class DecoderCase:
         partials = normal(self.device, 8 * min(self.m, 1024) * 2 * self.inner)
         return DecoderBuffers(self._start.clone(), hidden, positions, qkv, context, wide, narrow, partials)
 
-    def enqueue(self, way: Way, num_layers: int) -> Callable[[], object]:
+    def enqueue(self, way: Way, num_layers: int, alike: bool = False) -> Callable[[], object]:
         """As Case.enqueue: the loop of rose.models.qwen3."""
         mode = way["mode"] or "plain"
         lookup = lookup_of(
             {(epilogue, *self.shapes[place]): way[place] for place, epilogue in EPILOGUES[mode].items()}
         )
-        weights = self.weights[: num_layers + 1]
+        weights = [self.weights[0]] * (num_layers + 1) if alike else self.weights[: num_layers + 1]
         layers = [_layer_of(one, lookup) for one in weights]
         fused = None if mode == "plain" else FusedDecoder(weights, self.m, lookup)
         batch = one_sequence(self.m, self.attention[way["attention"] or ""], self.device)
@@ -123,7 +123,8 @@ class DecoderCase:
                 product: Tensor | None = layers[0].project(rows)
                 if fused is not None:
                     fused.prepare(rows)
-                for index, (layer, following) in enumerate(pairwise(layers)):
+                for place, (layer, following) in enumerate(pairwise(layers)):
+                    index = 0 if alike else place  # of FusedDecoder's copies of the QKV weight
                     layer.attend(batch, rows, product)
                     product = None
                     if fused is None:

@@ -97,10 +97,11 @@ class EncoderCase:
             partials=normal(self.device, 8 * min(self.m, 1024) * self.inner),
         )  # fmt: skip
 
-    def enqueue(self, way: Way, num_layers: int) -> Callable[[], object]:
+    def enqueue(self, way: Way, num_layers: int, alike: bool = False) -> Callable[[], object]:
         """As Case.enqueue: the loop of rose.models.bert."""
         lookup = lookup_of({(EPILOGUES[place], *shape): way[place] for place, shape in self.shapes.items()})
-        layers = [self._layer_of(weights, lookup) for weights in self.weights[:num_layers]]
+        weights = [self.weights[0]] * num_layers if alike else self.weights[:num_layers]
+        layers = [self._layer_of(one, lookup) for one in weights]
         batch = one_sequence(self.m, self.attention[way["attention"] or ""], self.device)
         early, buffers = Early[way["early"] or "NO"], self.buffers
 

@@ -41,8 +41,8 @@ class Case(Protocol):
     today: Way
     modes: Mapping[str, Places]
 
-    def enqueue(self, way: Way, num_layers: int) -> Callable[[], object]:
-        """What runs so many layers that way."""
+    def enqueue(self, way: Way, num_layers: int, alike: bool = False) -> Callable[[], object]:
+        """What runs so many layers that way. alike: all with the first one's weights, which the L2 keeps."""
 
     def error(self, way: Way) -> float:
         """Relative error of the first CHECKED layers."""

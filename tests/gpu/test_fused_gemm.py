@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from rose.aot.folders import default_folders
+from rose.aot.library import KernelLibrary
 from rose.aot.products import DEFAULT_PRODUCTS, HEAD_DIM, HEAD_EPS, ProductKernel
 from rose.kernels.fused import FusedGemm, load
 from rose.kernels.norm import RmsNorm, add_rms_norm
@@ -52,7 +54,16 @@ def outputs_of(gemm: FusedGemm, x: Tensor, seed: int) -> list[Tensor]:
     torch.manual_seed(seed)
     m, name = len(x), gemm.kernel.epilogue
     scale = torch.rand(m, device="cuda") + 0.5
-    if name in ("swiglu", "scaled-swiglu"):
+    if name.startswith("rms-"):  # 11 partial sums, of squares whose mean is about 1
+        scale = torch.rand(m, 11, device="cuda") * HIDDEN / 5
+    if name in ("plain", "bias"):
+        weight, out = random(HIDDEN, HIDDEN, std=0.05), poisoned(m + PADDING, HIDDEN)
+        if name == "plain":
+            gemm.plain(x, weight, out[:m])
+        else:
+            gemm.bias(x, weight, random(HIDDEN), out[:m])
+        return [out]
+    if name.endswith("swiglu"):
         weight, out = random(2 * INNER, HIDDEN, std=0.05), poisoned(m + PADDING, INNER)
         if name == "swiglu":
             gemm.swiglu(x, weight, out[:m])
@@ -63,11 +74,12 @@ def outputs_of(gemm: FusedGemm, x: Tensor, seed: int) -> list[Tensor]:
         weight, out = random(4 * HIDDEN, HIDDEN, std=0.05), poisoned(m + PADDING, 4 * HIDDEN)
         gemm.gelu(x, weight, random(4 * HIDDEN), out[:m])
         return [out]
-    if name == "rope":
+    if name.endswith("rope"):
         heads, out = rope(), poisoned(m + PADDING, QKV)
         weight = with_pairs_adjacent(random(QKV, HIDDEN, std=0.05), heads)
         angles = torch.rand(m, HEAD_DIM, device="cuda").half()
-        gemm.rope(x, weight, rope_columns(heads, BF16), scale, angles, out[:m])
+        scales = None if name == "unscaled-rope" else scale
+        gemm.rope(x, weight, rope_columns(heads, BF16), scales, angles, out[:m])
         return [out]
     weight, out, residual = (
         random(HIDDEN, HIDDEN, std=0.05),
@@ -80,8 +92,15 @@ def outputs_of(gemm: FusedGemm, x: Tensor, seed: int) -> list[Tensor]:
     return [out, residual, sums]
 
 
+def all_built() -> list[ProductKernel]:
+    """Those of the build command, and any others that the folders of kernels hold."""
+    names = {record.kernel for record in KernelLibrary(default_folders(), (9, 0)).records}
+    others = [ProductKernel.parse(name) for name in sorted(names) if name.startswith("gemm-")]
+    return list(dict.fromkeys([*DEFAULT_PRODUCTS, *others]))
+
+
 @pytest.mark.parametrize("m", [1, 129, 1000, 4096])
-@pytest.mark.parametrize("kernel", DEFAULT_PRODUCTS, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", all_built(), ids=lambda kernel: kernel.name)
 def test_a_kernel_computes_what_its_plain_version_does(kernel: ProductKernel, m: int) -> None:
     gemm, x = loaded(kernel), random(m, HIDDEN)
     for actual, expected in zip(outputs_of(gemm, x, m), outputs_of(fake_gemm(kernel), x, m), strict=True):
@@ -116,11 +135,18 @@ def plain_layer(weights: LayerWeights) -> DecoderLayer:
     )  # fmt: skip
 
 
-def test_steps_of_a_decoder_eagerly_and_in_a_graph() -> None:
-    m, weights = 4999, [layer_weights() for _ in range(4)]
-    rows, kernels = buffers(m), {kernel.epilogue: loaded(kernel) for kernel in DEFAULT_PRODUCTS}
+@pytest.mark.parametrize("m", [512, 4999])
+@pytest.mark.parametrize(
+    "way", [("residual", "scaled-swiglu", "rope"), ("residual", "rms-swiglu", "rms-rope")], ids="-".join
+)
+def test_steps_of_a_decoder_eagerly_and_in_a_graph(way: tuple[str, ...], m: int) -> None:
+    weights = [layer_weights() for _ in range(4)]
+    kernels = {kernel.epilogue: kernel for kernel in reversed(all_built())}
+    if not kernels.keys() >= {*way}:
+        pytest.skip("not built")
+    rows, loads = buffers(m), {name: loaded(kernels[name]) for name in way}
     start = rows.residual.clone()
-    fused = FusedDecoder(weights, m + 1, lambda epilogue, *_: kernels[epilogue])
+    fused = FusedDecoder(weights, m + 1, lambda epilogue, *_: loads.get(epilogue))
 
     def steps() -> None:
         fused.prepare(rows)
