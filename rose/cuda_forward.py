@@ -17,6 +17,7 @@ from rose.buckets import sequence_bucket
 from rose.device_batch import DeviceBatch, Outputs
 from rose.errors import EngineDeadError
 from rose.graph_runner import CaptureError, GraphKey
+from rose.kernels import delivery, dispatch
 from rose.staging import StagingLayout, StagingSlot
 from rose.step_errors import as_engine_error
 
@@ -62,7 +63,11 @@ class CudaForward:
         self._token_values = min(layout.max_tokens * width, info.max_token_bytes // 4 + 256 * width)
         self._tokens: torch.Tensor | None = None
         self._input = torch.zeros(layout.capacity, dtype=torch.int32, device=device)
-        self._output = torch.zeros(self.output_bytes(layout.max_seqs), dtype=torch.uint8, device=device)
+        output_words = -(-self.output_bytes(layout.max_seqs) // 4)
+        self._output_words = torch.zeros(output_words, dtype=torch.int32, device=device)
+        self._output = self._output_words.view(torch.uint8)
+        self._result_ptr = self._input[layout.result_at : layout.ids_at].view(torch.int64)
+        self.delivers = dispatch.uses_triton(self._input)
         self._graph_pool = torch.cuda.graph_pool_handle()
         self._retired: deque[tuple[int, torch.cuda.CUDAGraph]] = deque()
         self.input_ptr: int = self._input.data_ptr()
@@ -169,6 +174,8 @@ class CudaForward:
         )
         with torch.inference_mode():
             self._model.forward(batch, self._outputs(key))
+            if self.delivers:
+                delivery.deliver(self._result_ptr, self._output_words[: -(-self.output_bytes(num_seqs) // 4)])
 
     def _outputs(self, key: GraphKey) -> Outputs:
         num_seqs, tokens = key.num_seqs, self._token_outputs(key)

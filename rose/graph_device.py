@@ -47,6 +47,14 @@ class Forward(GraphDevice[StagingSlot], Protocol):
         ...
 
     @property
+    def delivers(self) -> bool:
+        """Whether forwards, eager or captured, write the output to the host address that is staged.
+
+        If not, it has to be copied from `output_ptr`. What tokens give always has to be copied.
+        """
+        ...
+
+    @property
     def launches(self) -> int:
         """Forwards enqueued so far."""
         ...

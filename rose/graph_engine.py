@@ -1,4 +1,4 @@
-"""The engine of a device with a stream and graphs: a step is two copies, a launch and an event. No waiting.
+"""The engine of a device with a stream and graphs: a step is a copy, a launch and an event. No waiting.
 
 Knows neither CUDA nor torch: `Forward` runs a model, `GraphRunner` decides how, `StagingRing` keeps inputs
 apart, and `DeviceNouns` are the device's own; the tests drive all of it on a simulated one.
@@ -139,9 +139,11 @@ class GraphEngine:
         step = _Step(self, batch, key, self._resets, slot.launches)
         event = self._events[slot.index]
         try:
-            self._stage(slot, batch, key)
+            step.result = result = self._results.acquire(self._result_bytes(key))
+            self._stage(slot, batch, key, result.ptr)
             step.execution = self._runner.run(key, slot)
-            step.result = self._copy_out(key)
+            if key.tokens or not self._forward.delivers:
+                self._copy_out(key, result)
             event.record()
         except Exception as error:
             raise self._launch_failed(error, slot, step) from error
@@ -162,22 +164,25 @@ class GraphEngine:
             return key
         return key._replace(spans=spans is not None, tokens=tuple(sorted(batch.token_outputs)))
 
-    def _copy_out(self, key: GraphKey) -> PinnedSlot:
-        """Enqueue the copy of all rows to a slot of the pool, those of tokens behind those of sequences."""
+    def _result_bytes(self, key: GraphKey) -> int:
+        """Of all rows, those of tokens behind those of sequences."""
+        nbytes = self._forward.output_bytes(key.num_seqs)
+        if not key.tokens:
+            return nbytes
+        return _aligned(nbytes) + key.num_tokens * self._info.bytes_a_token(key.tokens)
+
+    def _copy_out(self, key: GraphKey, result: PinnedSlot) -> None:
+        """Enqueue the copy of what the forward does not deliver by itself."""
         forward, memcpy = self._forward, self._nouns.memcpy
         nbytes = forward.output_bytes(key.num_seqs)
-        if not key.tokens:
-            result = self._results.acquire(nbytes)
+        if not forward.delivers:
             memcpy.device_to_host(result.ptr, forward.output_ptr, nbytes)
-            return result
-        at, token_bytes = _aligned(nbytes), key.num_tokens * self._info.bytes_a_token(key.tokens)
-        result = self._results.acquire(at + token_bytes)
-        memcpy.device_to_host(result.ptr, forward.output_ptr, nbytes)
-        memcpy.device_to_host(result.ptr + at, forward.tokens_ptr, token_bytes)
-        return result
+        if key.tokens:
+            at = _aligned(nbytes)
+            memcpy.device_to_host(result.ptr + at, forward.tokens_ptr, result.nbytes - at)
 
     def _rows(self, result: PinnedSlot, batch: RaggedBatch, key: GraphKey) -> BatchResult:
-        """Views of the rows of `batch` among the padded ones that the device copies to `result`."""
+        """Views of the rows of `batch` among the padded ones that the device writes to `result`."""
         shape = (batch.num_rows, self._info.dimensions)
         vectors, int8 = result.view(np.float32, shape), None
         if self._info.has_int8:
@@ -191,8 +196,8 @@ class GraphEngine:
             at += 4 * key.num_tokens * width
         return BatchResult(vectors, int8, tokens=tokens)
 
-    def _stage(self, slot: StagingSlot, batch: RaggedBatch, key: GraphKey) -> None:
-        nbytes = slot.fill(batch, key.num_tokens, key.num_seqs)
+    def _stage(self, slot: StagingSlot, batch: RaggedBatch, key: GraphKey, result_ptr: int = 0) -> None:
+        nbytes = slot.fill(batch, key.num_tokens, key.num_seqs, result_ptr)
         self._nouns.memcpy.host_to_device(self._forward.input_ptr, slot.ptr, nbytes)
         self._forward.plan(key, slot)
 

@@ -2,7 +2,8 @@
 
 A slot, and the device buffer it is copied to, hold int32:
 
-    [ offsets, padded to a multiple of 64 | input_ids: T | token_type_ids: T, of models that have types
+    [ offsets | room up to a multiple of 64, its last two: where on the host rows go, an int64 address
+      | input_ids: T | token_type_ids: T, of models that have types
       | starts of spans: S | ends of spans: S, of batches that have spans ]
 
 T is the token bucket, S the sequence bucket. Offsets have the room of the largest batch, so that ids start at
@@ -23,6 +24,7 @@ from rose.errors import StepError
 
 _ALIGNMENT = 64
 _INT32_BYTES = 4
+_ADDRESS_SIZE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,12 @@ class StagingLayout:
     @property
     def ids_at(self) -> int:
         """Index of the first id; offsets start at 0."""
-        return -(-(self.max_seqs + 1) // _ALIGNMENT) * _ALIGNMENT
+        return -(-(self.max_seqs + 1 + _ADDRESS_SIZE) // _ALIGNMENT) * _ALIGNMENT
+
+    @property
+    def result_at(self) -> int:
+        """Index of the address that rows go to; it lies on a multiple of 8 bytes."""
+        return self.ids_at - _ADDRESS_SIZE
 
     def types_at(self, num_tokens: int) -> int:
         """Index of the first token type in a batch padded to `num_tokens`."""
@@ -69,14 +76,17 @@ class StagingSlot:
         self._ids_at = layout.ids_at
         self._bytes_a_token = _INT32_BYTES * (2 if layout.has_types else 1)
         self._image: Int32 = memory.view(np.int32, (size,))
+        self._result_ptr = self._image[layout.result_at : layout.ids_at].view(np.int64)
 
-    def fill(self, batch: RaggedBatch, num_tokens: int, num_seqs: int) -> int:
+    def fill(self, batch: RaggedBatch, num_tokens: int, num_seqs: int, result_ptr: int = 0) -> int:
         """Stage `batch`, padded to the buckets `num_tokens` and `num_seqs`; returns the bytes to copy.
 
+        result_ptr: the host address that rows go to, if the forward delivers them; 0: nowhere.
         Padding ids are 0; offsets of sequences past the real ones repeat the last, which makes them empty. So
         are spans past the real ones.
         """
         image, ids_at = self._image, self._ids_at
+        self._result_ptr[0] = result_ptr
         real_tokens, real_seqs = len(batch.input_ids), len(batch.cu_seqlens) - 1
         image[: real_seqs + 1] = batch.cu_seqlens
         if num_seqs > real_seqs:

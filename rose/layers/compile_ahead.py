@@ -14,6 +14,7 @@ from rose.attention.base import BatchShape
 from rose.attention.policy import KNOWN, choose
 from rose.device_batch import DeviceBatch, Outputs
 from rose.kernels import dispatch
+from rose.kernels.delivery import deliver
 from rose.kernels.fused import fused_row_counts
 from rose.kernels.gemm import plan_rows
 
@@ -67,6 +68,7 @@ def compile_ahead(model: Model, row_counts: Iterable[int]) -> None:
     from rose.kernels.jit.compile import compiling
 
     with torch.inference_mode(), compiling(min(os.cpu_count() or 1, _MAX_THREADS)):
+        deliver(torch.zeros(1, dtype=torch.int64, device=probe.device), probe.view(torch.int32))
         counts = list(row_counts)
         for num_tokens in counts:
             batch, outputs = _empty_step(model, BatchShape(num_tokens, 1, num_tokens), _NoAttention())

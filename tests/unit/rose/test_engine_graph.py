@@ -43,7 +43,12 @@ def engine(simulation: Simulation) -> GraphEngine:
     return simulation.engine()
 
 
-def test_random_batches_with_three_in_flight_all_come_back_right(engine: GraphEngine) -> None:
+@pytest.mark.parametrize("delivers", [False, True], ids=["rows are copied", "the device delivers rows"])
+def test_random_batches_with_three_in_flight_all_come_back_right(
+    simulation: Simulation, delivers: bool
+) -> None:
+    simulation.delivers = delivers
+    engine = simulation.engine()
     rng = np.random.default_rng(0)
     running = []
     for _ in range(600):
@@ -139,6 +144,23 @@ def test_a_launch_that_fails_anywhere_fails_alone(
     assert engine.stats()["failed_steps"] == 1
     for number in range(10):  # no slot was lost
         check(batch_of([number]), engine.step(batch_of([number])))
+
+
+@pytest.mark.parametrize("call", ["run", "launch"])
+def test_a_device_that_delivers_writes_no_row_of_a_step_that_failed(
+    simulation: Simulation, call: str
+) -> None:
+    simulation.delivers = True
+    engine = simulation.engine()
+    simulation.fails["device_to_host"] = REFUSED  # never called
+    kept = [(batch, engine.step(batch).result()) for batch in (batch_of([number]) for number in range(2))]
+    simulation.fails[call] = REFUSED
+    with pytest.raises(StepError, match="701"):
+        engine.step(batch_of([12]) if call == "launch" else batch_of([12] * 60))
+    for number in range(10):
+        check(batch_of([number]), engine.step(batch_of([number])))
+    for batch, result in kept:
+        assert result.vectors.tolist() == expected(batch).tolist()
 
 
 def test_memory_errors_are_told_apart(simulation: Simulation, engine: GraphEngine) -> None:

@@ -80,11 +80,22 @@ def test_the_image_is_the_batch_and_zeros_whatever_was_there_before(
         assert not types[batch.num_tokens :].any()
 
 
+def test_the_address_of_the_result_is_staged_with_the_batch_and_forgotten_with_it() -> None:
+    (slot,) = slots_of(1)
+    batch = RaggedBatch.pack([np.ones(3, np.int32)])
+    address = 0x7F12_3456_7890
+    staged = image_of(slot, slot.fill(batch, 16, 1, address))[LAYOUT.result_at : LAYOUT.ids_at]
+    assert staged.view(np.int64).tolist() == [address]
+    staged = image_of(slot, slot.fill(batch, 16, 1))[LAYOUT.result_at : LAYOUT.ids_at]
+    assert staged.view(np.int64).tolist() == [0]
+
+
 def test_every_part_is_aligned_and_apart() -> None:
-    for max_seqs in (1, 63, 64, 256):
+    for max_seqs in (1, 61, 62, 63, 64, 256):
         layout = StagingLayout(4096, max_seqs, True)
         assert layout.ids_at % 16 == 0
-        assert layout.ids_at > max_seqs
+        assert layout.result_at % 2 == 0
+        assert layout.result_at > max_seqs
         for num_tokens in (16, 64, 4096):
             assert layout.types_at(num_tokens) % 16 == 0
             assert layout.size(num_tokens) == layout.types_at(num_tokens) + num_tokens
