@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rose.configs.fields import Fields
 from rose.configs.model import Architecture, Head, ModelConfig
 from rose.configs.rope import read_rope
@@ -12,6 +14,14 @@ def read_qwen3(fields: Fields, head: Head) -> ModelConfig:
     fields.require("attention_bias", False)
     fields.require("use_sliding_window", False)
     return _read("qwen3", fields, head, fields.integer("head_dim", 128))
+
+
+def read_pplx(fields: Fields, head: Head) -> ModelConfig:
+    """From config.json; every token sees every other one, whatever the file says.
+
+    Source: pplx-embed's modeling.py sets is_causal to False of every layer, and asks no field.
+    """
+    return replace(read_qwen3(fields, head), causal=False)
 
 
 def read_qwen2(fields: Fields, head: Head) -> ModelConfig:
@@ -67,7 +77,7 @@ def _read(architecture: Architecture, fields: Fields, head: Head, head_dim: int)
 def _causal(fields: Fields) -> bool:
     """Whether later tokens are hidden: two spellings of "no", and gte-Qwen2, whose own code says it.
 
-    Source: pplx-embed's and Gemma's use_bidirectional_attention; vLLM's is_causal; the modeling_qwen.py that
+    Source: transformers' use_bidirectional_attention; vLLM's is_causal; the modeling_qwen.py that
     gte-Qwen2's auto_map names calls its attention with is_causal=False.
     """
     if fields.get("is_causal") is not None:

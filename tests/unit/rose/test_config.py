@@ -212,6 +212,16 @@ def test_auto_map_names_the_class_if_architectures_do_not(tmp_path: Path) -> Non
     assert (config.pooling, config.quantizer) == ("mean", "tanh_int8")
 
 
+@pytest.mark.parametrize("name", ["PPLXQwen3Model", "PPLXQwen3ContextualModel"])
+@pytest.mark.parametrize("flags", [{}, {"use_bidirectional_attention": False}, {"is_causal": True}])
+def test_pplx_embed_sees_everything_whatever_its_file_says(
+    tmp_path: Path, name: str, flags: dict[str, bool]
+) -> None:
+    fields = {key: value for key, value in QWEN3.items() if key != "use_bidirectional_attention"}
+    fields |= {"architectures": [name], "sep_token_id": 100} | flags
+    assert not load_config(_folder(tmp_path, fields)).causal
+
+
 def test_roberta_positions_start_past_the_padding_id(tmp_path: Path) -> None:
     fields = BERT | {"architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta", "pad_token_id": 1}
     config = load_config(_folder(tmp_path, fields))
