@@ -227,19 +227,6 @@ def listening_and_connected(pid: int) -> tuple[int, int]:
     return listening, connected
 
 
-def test_a_missing_weight_is_named_in_one_line(minilm_folder: Path, tmp_path: Path) -> None:
-    import safetensors.numpy
-
-    tensors = safetensors.numpy.load_file(minilm_folder / "model.safetensors")
-    lost = "encoder.layer.3.output.dense.weight"
-    del tensors[lost]
-    for name in ("config.json", "modules.json", "tokenizer.json"):
-        (tmp_path / name).symlink_to(minilm_folder / name)
-    (tmp_path / "1_Pooling").symlink_to(minilm_folder / "1_Pooling")
-    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
-    fails_with(tmp_path, lost)
-
-
 @pytest.mark.parametrize(
     ("config", "words"),
     [
