@@ -28,36 +28,45 @@ from rose.aot.products import HEAD_DIM, HEAD_EPS, ROW_EPS, TILE_K, Epilogue, Pro
 _ROWS, _WIDTH = 4096, 1024
 
 
-def plain_epilogue() -> Any:
+def extra_operands(ahead: bool) -> tuple[Any, ...]:
+    """What the epilogue's function never sees."""
+    if not ahead:
+        return ()
+    from rose.aot.fetch_ahead import FetchAhead
+
+    return (FetchAhead("ahead"),)
+
+
+def plain_epilogue(ahead: bool) -> Any:
     """Nothing: the product."""
     from quack.epilogue.frontend import gemm_epilogue
 
-    @gemm_epilogue()
+    @gemm_epilogue(extra_ops=extra_operands(ahead))
     def fused_plain(acc):
         return {"D": acc}
 
     return fused_plain
 
 
-def bias_epilogue() -> Any:
+def bias_epilogue(ahead: bool) -> Any:
     """A number a column added."""
     from quack.epilogue.frontend import gemm_epilogue
     from quack.epilogue.ops import RowVecLoad
 
-    @gemm_epilogue(ops={"bias": RowVecLoad("bias")})
+    @gemm_epilogue(ops={"bias": RowVecLoad("bias")}, extra_ops=extra_operands(ahead))
     def fused_bias(acc, bias):
         return {"D": acc + bias}
 
     return fused_bias
 
 
-def swiglu_epilogue() -> Any:
+def swiglu_epilogue(ahead: bool) -> Any:
     """silu of the even columns times the odd ones."""
     from quack.activation import swiglu
     from quack.epilogue.frontend import gemm_epilogue
     from quack.epilogue.math import unpack
 
-    @gemm_epilogue(outputs=("out",), mode="acc_pair")
+    @gemm_epilogue(outputs=("out",), mode="acc_pair", extra_ops=extra_operands(ahead))
     def fused_swiglu(acc):
         gate, up = unpack(acc)
         return {"out": swiglu(gate, up)}
@@ -76,13 +85,15 @@ def scale_operand(kernel: Epilogue) -> Any:
     return ColVecLoad("scale")
 
 
-def scaled_swiglu_epilogue(kernel: Epilogue = "scaled-swiglu") -> Any:
+def scaled_swiglu_epilogue(ahead: bool, kernel: Epilogue = "scaled-swiglu") -> Any:
     """The same of rows times their scale."""
     from quack.activation import swiglu
     from quack.epilogue.frontend import gemm_epilogue
     from quack.epilogue.math import unpack
 
-    @gemm_epilogue(outputs=("out",), ops={"scale": scale_operand(kernel)}, mode="acc_pair")
+    scale = {"scale": scale_operand(kernel)}
+
+    @gemm_epilogue(outputs=("out",), ops=scale, mode="acc_pair", extra_ops=extra_operands(ahead))
     def fused_scaled_swiglu(acc, scale):
         gate, up = unpack(acc * scale)
         return {"out": swiglu(gate, up)}
@@ -90,20 +101,20 @@ def scaled_swiglu_epilogue(kernel: Epilogue = "scaled-swiglu") -> Any:
     return fused_scaled_swiglu
 
 
-def gelu_epilogue() -> Any:
+def gelu_epilogue(ahead: bool) -> Any:
     """The exact form, of the product and a bias."""
     from quack.activation import gelu_erf
     from quack.epilogue.frontend import gemm_epilogue
     from quack.epilogue.ops import RowVecLoad
 
-    @gemm_epilogue(ops={"bias": RowVecLoad("bias")})
+    @gemm_epilogue(ops={"bias": RowVecLoad("bias")}, extra_ops=extra_operands(ahead))
     def fused_gelu(acc, bias):
         return {"D": gelu_erf(acc + bias)}
 
     return fused_gelu
 
 
-def residual_epilogue() -> Any:
+def residual_epilogue(ahead: bool) -> Any:
     """The residual stream, what the next product takes of it, and sums of its squares."""
     from quack.epilogue.frontend import gemm_epilogue
     from quack.epilogue.ops import ColVecReduce, RowVecLoad
@@ -112,6 +123,7 @@ def residual_epilogue() -> Any:
         outputs=("stream",),
         ops={"weight": RowVecLoad("weight")},
         reduces={"sums": ColVecReduce("sums", scaled=True)},
+        extra_ops=extra_operands(ahead),
     )
     def fused_residual(acc, c, weight):
         total = acc + c
@@ -120,7 +132,7 @@ def residual_epilogue() -> Any:
     return fused_residual
 
 
-def rope_epilogue(kernel: Epilogue = "rope") -> Any:
+def rope_epilogue(ahead: bool, kernel: Epilogue = "rope") -> Any:
     """Columns of value heads have weight 0 and keep 1: they are scaled, neither normed nor rotated."""
     from quack.epilogue.frontend import gemm_epilogue
     from quack.epilogue.head_rmsnorm import HeadRstd
@@ -140,7 +152,10 @@ def rope_epilogue(kernel: Epilogue = "rope") -> Any:
         "scale": scale_operand(kernel),
     }
 
-    @gemm_epilogue(ops=operands, prepass=squares, prepass_outs=("norm",), mode="acc_pair")
+    @gemm_epilogue(
+        ops=operands, prepass=squares, prepass_outs=("norm",), mode="acc_pair",
+        extra_ops=extra_operands(ahead),
+    )  # fmt: skip
     def fused_rope(acc, angles, norm, weight, keep, scale):
         first, second = unpack(acc * scale * (norm * weight + keep))
         cos, sin = unpack(angles)
@@ -151,7 +166,7 @@ def rope_epilogue(kernel: Epilogue = "rope") -> Any:
     return fused_rope
 
 
-def unscaled_rope_epilogue() -> Any:
+def unscaled_rope_epilogue(ahead: bool) -> Any:
     """The same of the product itself: columns of value heads stay as they are."""
     from quack.epilogue.frontend import gemm_epilogue
     from quack.epilogue.head_rmsnorm import HeadRstd
@@ -169,7 +184,10 @@ def unscaled_rope_epilogue() -> Any:
         "keep": RowVecLoad("keep"),
     }
 
-    @gemm_epilogue(ops=operands, prepass=squares, prepass_outs=("norm",), mode="acc_pair")
+    @gemm_epilogue(
+        ops=operands, prepass=squares, prepass_outs=("norm",), mode="acc_pair",
+        extra_ops=extra_operands(ahead),
+    )  # fmt: skip
     def fused_unscaled_rope(acc, angles, norm, weight, keep):
         first, second = unpack(acc * (norm * weight + keep))
         cos, sin = unpack(angles)
@@ -181,7 +199,7 @@ def unscaled_rope_epilogue() -> Any:
 
 
 # QuACK's epilogue objects; it is imported by what makes them.
-EPILOGUE_MAKERS: Mapping[Epilogue, Callable[[], Any]] = {
+EPILOGUE_MAKERS: Mapping[Epilogue, Callable[[bool], Any]] = {
     "plain": plain_epilogue,
     "bias": bias_epilogue,
     "swiglu": swiglu_epilogue,
@@ -190,8 +208,8 @@ EPILOGUE_MAKERS: Mapping[Epilogue, Callable[[], Any]] = {
     "residual": residual_epilogue,
     "rope": rope_epilogue,
     "unscaled-rope": unscaled_rope_epilogue,
-    "rms-swiglu": partial(scaled_swiglu_epilogue, "rms-swiglu"),
-    "rms-rope": partial(rope_epilogue, "rms-rope"),
+    "rms-swiglu": partial(scaled_swiglu_epilogue, kernel="rms-swiglu"),
+    "rms-rope": partial(rope_epilogue, kernel="rms-rope"),
 }
 
 
@@ -223,12 +241,13 @@ def compile_object(kernel: ProductKernel, cache: Path) -> Path:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     host.get_max_active_clusters = lambda size: 1  # asks the GPU; only a launch, which is not here, uses it
-    epilogue = EPILOGUE_MAKERS[kernel.epilogue]()
+    epilogue = EPILOGUE_MAKERS[kernel.epilogue](kernel.ahead)
     with FakeTensorMode(), next_kernel_early() if kernel.early else nullcontext():
         traced = operands_of(kernel)
+        later = {"ahead": empty(_WIDTH, _WIDTH)} if kernel.ahead else {}
         epilogue.gemm(
             empty(_ROWS, _WIDTH), empty(2 * _WIDTH, _WIDTH), traced.out, traced.residual,
-            epi_args=traced.operands, tile_M=kernel.tile_m, tile_N=kernel.tile_n,
+            epi_args={**traced.operands, **later}, tile_M=kernel.tile_m, tile_N=kernel.tile_n,
             pingpong=kernel.pingpong, cluster_M=kernel.cluster_m, cluster_N=kernel.cluster_n,
             tile_K=None if kernel.tile_k == TILE_K else kernel.tile_k, _launch=False, **traced.options,
         )  # fmt: skip

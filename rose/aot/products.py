@@ -35,7 +35,9 @@ ROW_EPS = 1e-6
 # Columns of K a step, unless the name says otherwise.
 TILE_K = 64
 
-_NAME = re.compile(r"gemm-([a-z-]+)-(\d+)x(\d+)(?:x(\d+))?-(pingpong|cooperative)-(\d)x(\d)(-early)?")
+_NAME = re.compile(
+    r"gemm-([a-z-]+)-(\d+)x(\d+)(?:x(\d+))?-(pingpong|cooperative)-(\d)x(\d)(-early)?(-ahead)?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class ProductKernel:
     pingpong: two warpgroups take turns, one's epilogue beside the other's product; else they share a tile.
     cluster_m, cluster_n: neighbouring tiles, by rows and columns, that share what they load.
     early: the next kernel may be brought up as soon as all of this one's blocks run, not as they end.
+    ahead: it takes one operand more, the weight of a later product, and fetches that into the L2 cache.
     """
 
     epilogue: Epilogue
@@ -55,13 +58,14 @@ class ProductKernel:
     cluster_n: int
     tile_k: int = TILE_K
     early: bool = False
+    ahead: bool = False
 
     @property
     def name(self) -> str:
         """Such as "gemm-swiglu-128x192-pingpong-2x1"."""
         schedule = "pingpong" if self.pingpong else "cooperative"
         tile = f"{self.tile_m}x{self.tile_n}" + (f"x{self.tile_k}" if self.tile_k != TILE_K else "")
-        suffix = "-early" if self.early else ""
+        suffix = ("-early" if self.early else "") + ("-ahead" if self.ahead else "")
         return f"gemm-{self.epilogue}-{tile}-{schedule}-{self.cluster_m}x{self.cluster_n}{suffix}"
 
     @classmethod
@@ -76,8 +80,8 @@ class ProductKernel:
             raise ValueError(f"{name!r} names no product with an epilogue")
         tile_m, tile_n, cluster_m, cluster_n = (int(match[group]) for group in (2, 3, 6, 7))
         epilogue, tile_k = cast(Epilogue, match[1]), int(match[4] or TILE_K)
-        pingpong, early = match[5] == "pingpong", match[8] is not None
-        return cls(epilogue, tile_m, tile_n, pingpong, cluster_m, cluster_n, tile_k, early)
+        pingpong, early, ahead = match[5] == "pingpong", match[8] is not None, match[9] is not None
+        return cls(epilogue, tile_m, tile_n, pingpong, cluster_m, cluster_n, tile_k, early, ahead)
 
 
 # Each is the fastest on an H200 for some number of rows from 512 to 51200; of nine tried for SwiGLU, six for

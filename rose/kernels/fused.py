@@ -59,6 +59,7 @@ class FusedGemm:
 
     All tensors are bf16, their rows contiguous, except where said. Nothing is allocated and rows past M are
     not written; may be captured. call: the kernel's nine arguments. processors: of the GPU.
+    ahead, where it is taken: the weight of a later product, for kernels that are built to fetch one into L2.
     """
 
     def __init__(self, kernel: ProductKernel, call: Kernel, processors: int) -> None:
@@ -87,16 +88,25 @@ class FusedGemm:
         """
         self._run(x, weight, None, None, _half(weight, out))
 
-    def scaled_swiglu(self, x: Tensor, weight: Tensor, scale: Tensor, out: Tensor) -> None:
+    def scaled_swiglu(
+        self, x: Tensor, weight: Tensor, scale: Tensor, out: Tensor, ahead: Tensor | None = None
+    ) -> None:
         """As swiglu of x, each row times its scale: f32[M], or for rms-swiglu what `residual` returned."""
-        self._run(x, weight, None, None, scale, _half(weight, out))
+        self._run(x, weight, None, None, scale, _half(weight, out), ahead=ahead)
 
     def gelu(self, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
         """out [M, N] = gelu(x weightᵀ + bias [N]), the exact form."""
         self._run(x, weight, out, None, bias)
 
     def residual(
-        self, x: Tensor, weight: Tensor, residual: Tensor, columns: Tensor, out: Tensor, sums: Tensor
+        self,
+        x: Tensor,
+        weight: Tensor,
+        residual: Tensor,
+        columns: Tensor,
+        out: Tensor,
+        sums: Tensor,
+        ahead: Tensor | None = None,
     ) -> Tensor:
         """residual [M, N] += x weightᵀ; out [M, N] = residual * columns [N].
 
@@ -105,7 +115,7 @@ class FusedGemm:
         """
         m, parts = len(x), self.sum_parts(len(weight))
         partial = sums[: m * parts].view(m, parts)
-        self._run(x, weight, out, residual, columns, residual, partial)
+        self._run(x, weight, out, residual, columns, residual, partial, ahead=ahead)
         return partial
 
     def sum_parts(self, n: int) -> int:
@@ -120,6 +130,7 @@ class FusedGemm:
         scale: Tensor | None,
         angles: Tensor,
         out: Tensor,
+        ahead: Tensor | None = None,
     ) -> None:
         """out [M, N] = scale[m] * x weightᵀ; of it, query and key heads normed and rotated.
 
@@ -128,13 +139,20 @@ class FusedGemm:
         """
         scales = () if scale is None else (scale,)
         # The place of the heads' width, compiled in, stays empty.
-        self._run(x, weight, out, None, angles, None, columns.weight, columns.keep, *scales)
+        self._run(x, weight, out, None, angles, None, columns.weight, columns.keep, *scales, ahead=ahead)
 
     def _run(
-        self, x: Tensor, weight: Tensor, out: Tensor | None, residual: Tensor | None, *operands: Tensor | None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        out: Tensor | None,
+        residual: Tensor | None,
+        *operands: Tensor | None,
+        ahead: Tensor | None = None,
     ) -> None:
+        later = (weight if ahead is None else ahead,) if self.kernel.ahead else ()
         # After the operands: flags and workspace of a split K, which is not built in.
-        epilogue = (*operands, None, None)
+        epilogue = (*operands, *later, None, None)
         self._call(x, weight, out, residual, epilogue, self._schedule, None, None, None)
 
 

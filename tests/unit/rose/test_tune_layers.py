@@ -21,7 +21,10 @@ TOKENS = 24
 
 
 def built(epilogue: Epilogue, most: int = 0) -> list[str | None]:
-    return [f"gemm-{epilogue}-64x64-cooperative-1x1", f"gemm-{epilogue}-128x64x128-cooperative-1x2"]
+    return [
+        f"gemm-{epilogue}-64x64-cooperative-1x1",
+        f"gemm-{epilogue}-128x64x128-cooperative-1x2-early-ahead",
+    ]
 
 
 def backends_of(spec: AttentionSpec, names: Collection[str]) -> dict[str, AttentionBackend]:
