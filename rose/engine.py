@@ -20,7 +20,7 @@ from rose.engine_options import DEFAULT_BATCH_TOKENS
 from rose.engine_options import EngineOptions as EngineOptions
 from rose.errors import EngineError, ModelLoadError
 from rose.layers.fp8_linear import CAPABILITY
-from rose.layers.fp8_weights import DequantizedWeights, Fp8Weights
+from rose.layers.fp8_weights import FP8_ARCHITECTURES, DequantizedWeights, Fp8Weights
 from rose.limits import StepLimits
 from rose.models.registry import build_model
 from rose.weights import dummy_weights, open_weights
@@ -34,8 +34,6 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 # Trained in bfloat16: their residual streams leave float16's range (65504) and vectors become NaN.
 # Source: reports on pplx-embed's weights; Gemma's activations reach 8e5. Llama and Qwen2 are built alike.
 _OVERFLOW_FLOAT16 = frozenset({"qwen3", "qwen2", "llama", "gemma3"})
-# Whose layers have a form with FP8 products.
-_FP8 = frozenset({"qwen3", "qwen2", "llama", "bert"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +191,13 @@ def _fp8(name: str, device: torch.device, config: ModelConfig) -> bool:
     """Whether products are: if that is asked for, or is what the folder holds and the device multiplies."""
     if name not in ("auto", "fp8"):
         return False
-    known = config.architecture in _FP8
+    known = config.architecture in FP8_ARCHITECTURES
     capable = device.type == "cuda" and torch.cuda.get_device_capability(device) >= CAPABILITY
     if name == "auto":
         return config.fp8_weights and known and capable
     if not known:
-        raise ModelLoadError(f"--dtype fp8: not for {config.architecture}; for {', '.join(sorted(_FP8))}")
+        families = ", ".join(sorted(FP8_ARCHITECTURES))
+        raise ModelLoadError(f"--dtype fp8: not for {config.architecture}; for {families}")
     if device.type == "cuda" and not capable:
         found, least = torch.cuda.get_device_capability(device), "{}.{}".format(*CAPABILITY)
         raise ModelLoadError(

@@ -61,7 +61,7 @@ class TransformersOracle:
             ModelLoadError: the packages are not installed, or cannot load it.
         """
         try:
-            self._tokenizer = _tokenizer(folder)
+            self._tokenizer = folder_tokenizer(folder)
             self._output = _output(folder, config, self._tokenizer)
         except ImportError as error:
             raise ModelLoadError(f"verify needs sentence-transformers: {error}") from error
@@ -215,7 +215,8 @@ def _transformer(folder: Path) -> Any:
     return model.eval()
 
 
-def _tokenizer(folder: Path) -> Any:
+def folder_tokenizer(folder: Path) -> Any:
+    """transformers' own of the folder, with the special tokens its authors' code adds; None without one."""
     import transformers
 
     if not (folder / "tokenizer.json").is_file():

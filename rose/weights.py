@@ -66,7 +66,7 @@ class MappedWeights:
 
     def tensor(self, name: str, shape: Shape) -> torch.Tensor:
         """See WeightSource.tensor."""
-        found = self._find(name)
+        found = self.stored_name(name)
         tensor = self._tensors[found]
         if tuple(tensor.shape) != shape:
             raise ModelLoadError(
@@ -74,7 +74,12 @@ class MappedWeights:
             )
         return tensor
 
-    def _find(self, name: str) -> str:
+    @property
+    def stored(self) -> Mapping[str, torch.Tensor]:
+        """All tensors, by the names they are stored under."""
+        return self._tensors
+
+    def stored_name(self, name: str) -> str:
         """The stored spelling of `name`: any prefix, and LayerNorm.gamma/beta as the first BERTs had it."""
         old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
         for spelling in (name, old):
@@ -113,7 +118,7 @@ def dummy_weights(config: ModelConfig, seed: int = 0, device: torch.device | str
     return DummyWeights(seed, device, 1.0 - config.norm_offset)
 
 
-def open_weights(folder: Path) -> WeightSource:
+def open_weights(folder: Path) -> FolderWeights:
     """Open the folder's weights: one file or a sharded index, safetensors before pytorch_model.bin.
 
     Raises:
@@ -139,6 +144,11 @@ class FolderWeights:
         """See WeightSource.tensor."""
         part, name = self._part(name)
         return part.tensor(name, shape)
+
+    @property
+    def root(self) -> MappedWeights:
+        """The tensors of the folder itself, without those of folders and files in it."""
+        return self._parts[""]
 
     def _part(self, name: str) -> tuple[MappedWeights, str]:
         """The folder or file that `name` begins with, and its name there; tensors' names have no slash."""

@@ -27,16 +27,16 @@ class Fp8Linear:
     """y = x Wᵀ + b. weight: e4m3[N, K] with f32[N, 1]. bias: [N] or None."""
 
     def __init__(self, weight: Fp8Rows, bias: Tensor | None = None) -> None:
-        self._weight = weight
-        self._bias = bias
+        self.weight = weight
+        self.bias = bias
 
     def __repr__(self) -> str:
-        n, k = self._weight.values.shape
+        n, k = self.weight.values.shape
         return f"Fp8Linear({k} -> {n})"
 
     def __call__(self, x: Fp8Rows, out: Tensor) -> Tensor:
         """out [T, N] = the product of x [T, K]; returned. On a GPU `out` is bf16 and nothing is allocated."""
-        weight, bias = self._weight, self._bias
+        weight, bias = self.weight, self.bias
         if out.is_cuda:
             return torch._scaled_mm(
                 x.values,

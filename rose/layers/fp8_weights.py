@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from rose.weights import Shape, WeightSource
 
 
+# Whose layers have a form with FP8 products, by ModelConfig.architecture.
+FP8_ARCHITECTURES = frozenset({"qwen3", "qwen2", "llama", "bert"})
+
+
 class DequantizedWeights:
     """A source whose FP8 tensors come as the numbers that they stand for, f32; others as they are."""
 
