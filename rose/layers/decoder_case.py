@@ -63,6 +63,7 @@ class DecoderCase:
             "qkv": first.qkv.shape, "output": first.output.shape, "gate_up": first.gate_up.shape,
             "down": first.down.shape,
         }  # fmt: skip
+        self._fused = FusedDecoder(self.weights, m, lookup_of({}))
         self._start = normal(device, m, self.hidden)
         self.rows = self._buffers(query)
         swiglu = fused_gemm("swiglu", m, *first.gate_up.shape)
@@ -114,7 +115,7 @@ class DecoderCase:
         )
         weights = [self.weights[0]] * (num_layers + 1) if alike else self.weights[: num_layers + 1]
         layers = [_layer_of(one, lookup) for one in weights]
-        fused = None if mode == "plain" else FusedDecoder(weights, self.m, lookup)
+        fused = None if mode == "plain" else self._fused.using(lookup)
         batch = one_sequence(self.m, self.attention[way["attention"] or ""], self.device)
         rows, early = self.rows, Early[way["early"] or "NO"]
 

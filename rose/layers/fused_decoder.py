@@ -9,6 +9,7 @@ alone, and so are SwiGLU's and the rotary kernel's operands.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -86,6 +87,12 @@ class FusedDecoder:
         if len(known) < len(layers) or all(_choose(known[0], count, lookup) is None for count in counts):
             return None
         return cls(known, max_tokens, lookup)
+
+    def using(self, lookup: FusedLookup) -> FusedDecoder:
+        """The same weights and buffers, by other kernels."""
+        other = copy(self)
+        other._lookup, other._chosen = lookup, {}
+        return other
 
     def takes(self, num_tokens: int) -> bool:
         """Whether whole layers of so many tokens are faster this way: `step`."""

@@ -49,14 +49,18 @@ class Search:
             self.times[key] = (us, error)
         return self.times.get(key, (math.inf, math.inf))
 
-    def from_l2_us(self, way: Way) -> float:
-        """µs a layer with weights that are in L2 already: the most that fetching them ahead could gain."""
-        if time.monotonic() > self._deadline:
-            return math.inf
-        layers = self._case.num_layers
-        return graph_us(self._case.enqueue(way, layers, alike=True), 4, 3) / layers
+    def report(self, mode: str, way: Way) -> float:
+        """Say how a way does; µs a layer with weights from L2: the most that fetching them ahead gains."""
+        us, error = self.measure(way)
+        from_l2_us = math.inf
+        if us < math.inf:
+            layers = self._case.num_layers
+            from_l2_us = graph_us(self._case.enqueue(way, layers, alike=True), 4, 3) / layers
+        names = ", ".join(f"{place} {name or 'cuBLAS'}" for place, name in way.items() if place != "mode")
+        say(f"  {mode:8} {us:6.2f} us a layer ({from_l2_us:.2f} from L2), error {error:.5f}: {names}")
+        return from_l2_us
 
-    def descend(self, way: Way, places: Places, sweeps: int = 2) -> Way:
+    def descend(self, way: Way, places: Places, sweeps: int = 3) -> Way:
         """From `way`, one place after another by its best choice, until a sweep gains next to nothing."""
         best_us, _ = self.measure(way)
         for _ in range(sweeps):
@@ -75,6 +79,7 @@ def search(case: Case, deadline: float) -> dict[str, object]:
     """Today's way, the best of each mode, and all that was measured."""
     found = Search(case, deadline)
     best: dict[str, Way] = {"today": case.today}
+    from_l2 = {"today": found.report("today", case.today)}
     for mode, places in case.modes.items():
         if not all(places.values()):
             say(f"  {mode}: none of some kernel is built")
@@ -85,12 +90,7 @@ def search(case: Case, deadline: float) -> dict[str, object]:
         kept = shared.keys() - {"early"} if mode in LIKE else set()
         searched = {place: names for place, names in places.items() if place not in kept}
         best[mode] = found.descend(start, searched)
-    from_l2 = {}
-    for mode, way in best.items():
-        us, error = found.measure(way)
-        from_l2[mode] = found.from_l2_us(way)
-        names = ", ".join(f"{place} {name or 'cuBLAS'}" for place, name in way.items() if place != "mode")
-        say(f"  {mode:8} {us:6.2f} us a layer ({from_l2[mode]:.2f} from L2), error {error:.5f}: {names}")
+        from_l2[mode] = found.report(mode, best[mode])
     measured = [
         {"us": us, "error": error, **dict(way)}
         for way, (us, error) in sorted(found.times.items(), key=lambda one: one[1])
