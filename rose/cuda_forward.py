@@ -52,7 +52,6 @@ class CudaForward:
         self.layout = layout
         self._stream = stream
         self._spec = model.attention_spec
-        self._keys: dict[tuple[int, int, int], GraphKey] = {}
         self._has_windows = any(window is not None for window in model.config.windows)
         self._dimensions = info.dimensions
         self._max_model_len = info.max_model_len
@@ -85,12 +84,18 @@ class CudaForward:
 
     def key_of(self, num_tokens: int, num_seqs: int, longest: int) -> GraphKey:
         """The shape of these buckets, with the backend that the policy chooses for it."""
-        shape = num_tokens, num_seqs, sequence_bucket(longest)
-        return self._keys.get(shape) or self._keys.setdefault(shape, self._new_key(*shape))
+        most = min(num_tokens, self._max_model_len)
+        attention = choose(self._spec, BatchShape(num_tokens, num_seqs, most), self._backends)
+        longest = sequence_bucket(longest)
+        if not (self._has_windows or attention in GROWS_WITH_LONGEST):
+            longest = most
+        return GraphKey(num_tokens, num_seqs, attention, longest=min(longest, most))
 
     def plan(self, key: GraphKey, work: StagingSlot) -> None:
         """Do the host's part of attention for what is staged in `work`."""
-        self._backends[key.attention].plan(work.host_cu_seqlens(key.num_seqs), key.num_tokens, work.index)
+        backend = self._backends[key.attention]
+        if backend.plans:
+            backend.plan(work.host_cu_seqlens(key.num_seqs), key.num_tokens, work.index)
 
     def memory(self) -> Mapping[str, int]:
         """Device memory in bytes: torch's tensors, what torch holds for them, and what nobody holds."""
@@ -143,13 +148,6 @@ class CudaForward:
     def retire(self, graph: torch.cuda.CUDAGraph) -> None:
         """Destroy `graph` once all that is launched now is done."""
         self._retired.append((self.launches, graph))
-
-    def _new_key(self, num_tokens: int, num_seqs: int, longest: int) -> GraphKey:
-        most = min(num_tokens, self._max_model_len)
-        attention = choose(self._spec, BatchShape(num_tokens, num_seqs, most), self._backends)
-        if not (self._has_windows or attention in GROWS_WITH_LONGEST):
-            longest = most
-        return GraphKey(num_tokens, num_seqs, attention, longest=min(longest, most))
 
     def _record(self, graph: torch.cuda.CUDAGraph, key: GraphKey, work: StagingSlot) -> None:
         graph.capture_begin(pool=self._graph_pool, capture_error_mode="thread_local")

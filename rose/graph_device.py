@@ -72,7 +72,7 @@ class Forward(GraphDevice[StagingSlot], Protocol):
         ...
 
     def key_of(self, num_tokens: int, num_seqs: int, longest: int) -> GraphKey:
-        """The shape of these buckets, with the backend chosen for it; longest: of a sequence. Cheap."""
+        """The shape of these buckets, with the backend chosen for it; longest: of a sequence."""
         ...
 
     def plan(self, key: GraphKey, work: StagingSlot) -> None:

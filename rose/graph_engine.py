@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from threading import get_ident
 
 import numpy as np
@@ -17,12 +18,12 @@ from cuda_utils.errors import DeviceError
 from cuda_utils.lazy_tensor import LazyTensor
 from cuda_utils.pinned import PinnedPool, PinnedSlot
 from rose.activation_reset import ActivationReset
-from rose.batch import BatchResult, EngineInfo, RaggedBatch
+from rose.batch import BatchResult, EngineInfo, RaggedBatch, TokenOutput
 from rose.buckets import sequence_bucket, sequence_buckets, token_bucket
 from rose.engine_options import EngineOptions
 from rose.errors import EngineDeadError, EngineError, StepError
 from rose.graph_device import DeviceNouns, Forward
-from rose.graph_runner import Execution, GraphKey, GraphLimits, GraphRunner
+from rose.graph_runner import Entry, Execution, GraphKey, GraphLimits, GraphRunner
 from rose.inflection import inflection_point
 from rose.limits import StepLimits
 from rose.staging import StagingRing, StagingSlot
@@ -59,6 +60,7 @@ class GraphEngine:
         self._resets = 0
         self._steps = self._failed = self._tokens = self._padded = self._seqs = self._non_finite = 0
         self._times: StepTimes[GraphKey] = StepTimes()
+        self._shapes: dict[tuple[int, int, int, bool, frozenset[TokenOutput]], _Shape] = {}
         self._bind_thread()
         *slots, own = self._staging_slots(options.max_in_flight + 1)
         self._ring = StagingRing(slots)
@@ -132,16 +134,17 @@ class GraphEngine:
         self._dead = "the engine is closed"
 
     def _launch(self, batch: RaggedBatch, longest: int) -> LazyTensor[BatchResult]:
-        key = self._key_of(batch, longest)
+        shape = self._shape_of(batch, longest)
+        key = shape.key
         slot = self._ring.free()
         if self._dirty:
             self._overwrite_activations()
-        step = _Step(self, batch, key, self._resets, slot.launches)
+        step = _Step(self, batch, key, slot, self._resets)
         event = self._events[slot.index]
         try:
-            step.result = result = self._results.acquire(self._result_bytes(key))
+            step.result = result = self._results.acquire(shape.result_bytes)
             self._stage(slot, batch, key, result.ptr)
-            step.execution = self._runner.run(key, slot)
+            step.execution = self._runner.run(shape.entry, slot)
             if key.tokens or not self._forward.delivers:
                 self._copy_out(key, result)
             event.record()
@@ -154,15 +157,19 @@ class GraphEngine:
         self._steps += 1
         return lazy
 
-    def _key_of(self, batch: RaggedBatch, longest: int) -> GraphKey:
+    def _shape_of(self, batch: RaggedBatch, longest: int) -> _Shape:
         """The shape of `batch`; one with spans or token outputs is of its own."""
-        spans, num_rows = batch.spans, len(batch.cu_seqlens) - 1
+        spans, outputs, num_rows = batch.spans, batch.token_outputs, len(batch.cu_seqlens) - 1
         if spans is not None:
             num_rows = max(num_rows, len(spans))
-        key = self._forward.key_of(token_bucket(len(batch.input_ids)), sequence_bucket(num_rows), longest)
-        if spans is None and not batch.token_outputs:
-            return key
-        return key._replace(spans=spans is not None, tokens=tuple(sorted(batch.token_outputs)))
+        buckets = token_bucket(len(batch.input_ids)), sequence_bucket(num_rows), sequence_bucket(longest)
+        name = *buckets, spans is not None, outputs
+        shape = self._shapes.get(name)
+        if shape is None:
+            key = self._forward.key_of(*buckets)
+            key = key._replace(spans=spans is not None, tokens=tuple(sorted(outputs)))
+            shape = self._shapes[name] = _Shape(key, self._runner.entry(key), self._result_bytes(key))
+        return shape
 
     def _result_bytes(self, key: GraphKey) -> int:
         """Of all rows, those of tokens behind those of sequences."""
@@ -296,26 +303,36 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // 64) * 64
 
 
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What a step of one shape need not work out again. result_bytes: of all its rows."""
+
+    key: GraphKey
+    entry: Entry
+    result_bytes: int
+
+
 class _Step:
     """One step until its event is passed.
 
-    resets: of the activations, before it. launches_before: forwards that were done before it.
+    resets: of the activations, before it. launches_before: forwards that are done when `slot` is free.
     rows: views of `result`, not to be read before the event. wrong_rows: those of ids out of range.
     """
 
     __slots__ = (
-        "_engine", "batch", "execution", "key", "launches_before", "resets", "result", "rows", "ticket",
-        "waited_for", "wrong_rows",
+        "_engine", "batch", "execution", "key", "launches_before", "resets", "result", "rows", "slot",
+        "ticket", "waited_for", "wrong_rows",
     )  # fmt: skip
 
     def __init__(
-        self, engine: GraphEngine, batch: RaggedBatch, key: GraphKey, resets: int, launches_before: int
+        self, engine: GraphEngine, batch: RaggedBatch, key: GraphKey, slot: StagingSlot, resets: int
     ) -> None:
         self._engine = engine
         self.batch = batch
         self.key = key
         self.resets = resets
-        self.launches_before = launches_before
+        self.slot = slot
+        self.launches_before = slot.launches
         self.waited_for = False
         self.result: PinnedSlot
         self.rows: BatchResult
@@ -329,11 +346,13 @@ class _Step:
         return self._engine._times.due_s(self.ticket)
 
     def finish(self, error: DeviceError | None) -> BatchResult:
+        self._engine._ring.finished(self.slot)
         self._meanwhile()
         return self._engine._finished(self, error)
 
     def discard(self, error: DeviceError | None) -> BatchResult:
         """Of work that nobody awaits: keeps the slots until the device is past them."""
+        self._engine._ring.finished(self.slot)
         raise StepError("this work has no result") from error
 
     def _meanwhile(self) -> None:

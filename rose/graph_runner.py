@@ -106,10 +106,11 @@ class GraphLimits:
 
 
 @dataclass(slots=True)
-class _Entry:
+class Entry:
     """What is known of one shape.
 
     misses: eager runs since it was first seen or last evicted. used: the replay that was its last, of all.
+    replayed: how often it was. counts: of everything else.
     """
 
     key: GraphKey
@@ -117,11 +118,13 @@ class _Entry:
     graph: Graph | None = None
     misses: int = 0
     used: int = 0
+    replayed: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     capture_s: float = 0.0
 
     @property
     def state(self) -> str:
+        """In a word."""
         if self.graph is not None:
             return "captured"
         if not self.capturable:
@@ -142,27 +145,30 @@ class GraphRunner(Generic[Work]):
         self._device = device
         self._limits = limits
         self._clock = clock
-        self._entries: dict[GraphKey, _Entry] = {}
-        self._captured: list[_Entry] = []
+        self._entries: dict[GraphKey, Entry] = {}
+        self._captured: list[Entry] = []
         self._replays = 0
         self._bytes = 0
 
-    def run(self, key: GraphKey, work: Work) -> Execution:
+    def entry(self, key: GraphKey) -> Entry:
+        """That of this shape, for `run`; always the same."""
+        return self._entries.get(key) or self._seen(key)
+
+    def run(self, entry: Entry, work: Work) -> Execution:
         """Enqueue one forward of this shape, exactly once unless an exception is raised.
 
         Raises:
             Exception: what the device raised.
         """
-        entry = self._entries.get(key) or self._seen(key)
         graph = entry.graph
         if graph is not None:
             graph.launch()
             self._replays = entry.used = self._replays + 1
-            entry.counts["replayed"] += 1
+            entry.replayed += 1
             return Execution.REPLAYED
         if self._may_capture(entry) and self._capture(entry, work):
             return Execution.CAPTURED
-        self._device.run(key, work)
+        self._device.run(entry.key, work)
         entry.counts["eager"] += 1
         entry.misses += 1
         return Execution.COLD if entry.misses == 1 else Execution.EAGER
@@ -172,20 +178,21 @@ class GraphRunner(Generic[Work]):
 
         work_of: makes inputs for a shape, valid until it is called again.
         """
-        wanted = [key for key in keys if self._worth_capturing(self._entries.get(key) or self._seen(key))]
-        for key in tqdm(wanted, "capturing CUDA graphs", file=sys.stderr, disable=not sys.stderr.isatty()):
+        wanted = [entry for entry in map(self.entry, keys) if self._worth_capturing(entry)]
+        for entry in tqdm(wanted, "capturing CUDA graphs", file=sys.stderr, disable=not sys.stderr.isatty()):
             if len(self._captured) >= self._limits.max_graphs or self._bytes >= self._limits.max_bytes:
                 log.warning(
                     "kept %d CUDA graphs of %d: the bound is reached", len(self._captured), len(wanted)
                 )
                 return
             for _ in range(2):  # eagerly, then captured
-                self.run(key, work_of(key))
+                self.run(entry, work_of(entry.key))
 
     def stats(self) -> Mapping[str, object]:
         """Counters in total and by shape, as plain JSON values. Times in milliseconds."""
         entries = self._entries.values()
         counts = sum((entry.counts for entry in entries), Counter[str]())
+        counts["replayed"] = sum(entry.replayed for entry in entries)
         states = Counter(entry.state for entry in entries)
         return {
             "mode": self._limits.mode,
@@ -204,21 +211,21 @@ class GraphRunner(Generic[Work]):
         while self._captured:
             self._evict_oldest()
 
-    def _seen(self, key: GraphKey) -> _Entry:
-        entry = self._entries[key] = _Entry(key, self._device.capturable(key))
+    def _seen(self, key: GraphKey) -> Entry:
+        entry = self._entries[key] = Entry(key, self._device.capturable(key))
         return entry
 
-    def _worth_capturing(self, entry: _Entry) -> bool:
+    def _worth_capturing(self, entry: Entry) -> bool:
         limits = self._limits
         return entry.capturable and limits.mode != "off" and entry.key.num_tokens <= limits.max_tokens
 
-    def _may_capture(self, entry: _Entry) -> bool:
+    def _may_capture(self, entry: Entry) -> bool:
         if not (entry.misses and self.capture_allowed and self._worth_capturing(entry)):
             return False
         full = len(self._captured) >= self._limits.max_graphs or self._bytes >= self._limits.max_bytes
         return not full or entry.misses >= ADMIT_HITS
 
-    def _capture(self, entry: _Entry, work: Work) -> bool:
+    def _capture(self, entry: Entry, work: Work) -> bool:
         """Capture and launch; False if this shape then still has to run eagerly."""
         while self._captured and len(self._captured) >= self._limits.max_graphs:
             self._evict_oldest()
@@ -241,7 +248,7 @@ class GraphRunner(Generic[Work]):
         graph.launch()
         return True
 
-    def _keep(self, entry: _Entry, graph: Graph) -> None:
+    def _keep(self, entry: Entry, graph: Graph) -> None:
         entry.graph = graph
         entry.counts["captures"] += 1
         entry.used = self._replays
@@ -259,11 +266,12 @@ class GraphRunner(Generic[Work]):
             graph.close()
 
 
-def _describe(entry: _Entry) -> Mapping[str, object]:
+def _describe(entry: Entry) -> Mapping[str, object]:
     return {
         **entry.key._asdict(),
         "state": entry.state,
-        **{name: entry.counts[name] for name in ("eager", "captures", "replayed", "evicted")},
+        **{name: entry.counts[name] for name in ("eager", "captures", "evicted")},
+        "replayed": entry.replayed,
         "capture_ms": round(1e3 * entry.capture_s, 2),
         "bytes": 0 if entry.graph is None else entry.graph.nbytes,
     }

@@ -148,6 +148,10 @@ class StagingRing:
         self._pending[self._next] = lazy
         self._next = (self._next + 1) % len(self._slots)
 
+    def finished(self, slot: StagingSlot) -> None:
+        """The work that used `slot` is done: let go of it now, not in the next step, and of its result."""
+        self._pending[slot.index] = None
+
     @property
     def in_flight(self) -> int:
         """Slots in use. Asks the device."""

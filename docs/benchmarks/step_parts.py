@@ -60,7 +60,7 @@ SHAPES = ((1, 128), (1, 512), (8, 512), (16, 512))
 PARTS: tuple[tuple[str, type, str], ...] = (
     ("step", GraphEngine, "step"),
     ("  check", StepLimits, "check"),
-    ("  key", GraphEngine, "_key_of"),
+    ("  shape", GraphEngine, "_shape_of"),
     ("  slot", StagingRing, "free"),
     ("  stage", GraphEngine, "_stage"),
     ("    fill", StagingSlot, "fill"),
@@ -225,14 +225,13 @@ def variants_of(engine: GraphEngine, batch: RaggedBatch) -> dict[str, Any]:
     def captured_anew() -> float:
         engine._runner.close()
         engine._runner._entries.clear()
+        engine._shapes.clear()
         _, graph = entry_of(engine, batch)
         return launch_us(driver.CUgraphExec(int(graph._executable._handle)))
 
     for name in forward._backends:
         with patch.object(cuda_forward, "choose", lambda *_, name=name: name):
-            forward._keys.clear()
             report[f"attention {name}"] = attempt(captured_anew)
-    forward._keys.clear()
     if getattr(forward._model, "_fused", None) is not None:
         with patch.object(forward._model, "_fused", None):
             report["no fused products"] = attempt(captured_anew)

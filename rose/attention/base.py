@@ -59,6 +59,11 @@ class AttentionBackend(Protocol):
         """Whether `forward` may be captured in a CUDA graph and replayed with other offsets."""
         ...
 
+    @property
+    def plans(self) -> bool:
+        """Whether `plan` does anything; if not, it need not be called."""
+        ...
+
     def plan(self, host_cu_seqlens: Int32, num_tokens: int, slot: int) -> None:
         """Do the host's part for a batch, before it runs eagerly, is captured or is replayed.
 

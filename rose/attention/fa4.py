@@ -36,6 +36,7 @@ class Fa4Attention:
 
     name = NAME
     capturable = True
+    plans = False
 
     def __init__(self, spec: AttentionSpec, kernel: Kernel) -> None:
         self._scale = spec.scale

@@ -48,6 +48,7 @@ class FlashInferAttention:
     """
 
     capturable = True
+    plans = True
 
     def __init__(self, spec: AttentionSpec, version: str, module: Any, slots: int = 1) -> None:
         import torch

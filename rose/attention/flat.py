@@ -32,6 +32,7 @@ class FlatAttention:
 
     name = "flat"
     capturable = True
+    plans = False
     from_product = False
 
     def __init__(self, spec: AttentionSpec) -> None:

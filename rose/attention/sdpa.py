@@ -55,9 +55,14 @@ class SdpaAttention:
         """Only the ragged kernel reads its offsets on the device."""
         return self._kernel is not None
 
+    @property
+    def plans(self) -> bool:
+        """Where reading the offsets back in the forward would wait for the device."""
+        return self._spec.device.type == "cuda" and self._kernel is None
+
     def plan(self, host_cu_seqlens: Int32, num_tokens: int, slot: int) -> None:
-        """Keep the offsets for a forward on a GPU, where reading them back would wait for the device."""
-        if self._spec.device.type == "cuda" and self._kernel is None:
+        """Keep the offsets for a forward on a GPU."""
+        if self.plans:
             self._host_cu_seqlens = host_cu_seqlens.tolist()
 
     def forward(

@@ -37,6 +37,7 @@ class _NoAttention:
 
     name = "none"
     capturable = False
+    plans = False
 
     def plan(self, host_cu_seqlens: np.ndarray, num_tokens: int, slot: int) -> None:
         """Nothing to do."""

@@ -85,3 +85,18 @@ def test_lengths_are_one_shape_up_to_a_power_of_two_and_at_most_what_fits(
     assert [key.longest for key in keys] == [32, 32, 64, 64, 128, 128]
     assert forward.key_of(32, 4, 32).longest == forward.key_of(32, 4, 17).longest == 32
     assert forward.key_of(16, 1, 16).longest == 16
+
+
+def test_only_backends_that_plan_are_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, _ = forward_of(monkeypatch, ("sdpa",))
+    planned: list[tuple[list[int], int, int]] = []
+
+    def plan(offsets: np.ndarray, num_tokens: int, slot: int) -> None:
+        planned.append((offsets.tolist(), num_tokens, slot))
+
+    slot = StagingSlot(3, LAYOUT, PinnedPool(PlainHostAllocator(), 1 << 20))
+    slot.fill(RaggedBatch.pack([np.ones(length, np.int32) for length in (2, 1)]), 16, 4)
+    for plans in (True, False):
+        forward._backends["sdpa"] = SimpleNamespace(plans=plans, plan=plan)
+        forward.plan(forward.key_of(16, 4, 2), slot)
+    assert planned == [([0, 2, 3, 3, 3], 16, 3)]

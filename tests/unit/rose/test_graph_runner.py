@@ -83,7 +83,7 @@ def hit(runner: GraphRunner[int], device: FakeDevice, *keys: GraphKey) -> list[E
     for key in keys:
         device.staged += 1
         before = len(device.ran)
-        executions.append(runner.run(key, device.staged))
+        executions.append(runner.run(runner.entry(key), device.staged))
         assert device.ran[before:] == [(key, device.staged)]
     return executions
 
@@ -119,7 +119,7 @@ def test_an_error_of_the_device_is_passed_on(device: FakeDevice) -> None:
     hit(runner, device, key_of(64))
     device.fails = RuntimeError("illegal memory access")
     with pytest.raises(RuntimeError, match="illegal"):
-        runner.run(key_of(64), device.staged)
+        runner.run(runner.entry(key_of(64)), device.staged)
 
 
 def test_captures_can_be_put_off(device: FakeDevice) -> None:
