@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gateway.deadline import Deadline
+from gateway.errors import shown
 from gateway.inputs import Texts, check_items, invalid
 from gateway.late_interaction import late_interactions, shared_words
-from gateway.outputs import words_of
+from gateway.outputs import OUTPUTS, words_of
 from gateway.pipeline import Embedded, EmbedJob, Pipeline
 from gateway.prompts import Prompts
 
@@ -45,6 +46,18 @@ class ScoreJob:
     deadline: Deadline | None = None
     instruction: str | None = None
     score_by: str | None = None
+
+
+def read_score_by(name: str | None) -> str | None:
+    """A request's `score_by`.
+
+    Raises:
+        ApiError: INVALID_VALUE: there is nothing of this name to compare.
+    """
+    if name is not None and name not in OUTPUTS:
+        known = ", ".join(OUTPUTS)
+        raise invalid(f"score_by is {shown(name)}; this server knows {known}", "score_by")
+    return name
 
 
 @dataclass(frozen=True, slots=True)

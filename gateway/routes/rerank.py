@@ -9,15 +9,14 @@ from __future__ import annotations
 import msgspec
 
 from gateway.cuts import read_direction, read_prompt_tokens
-from gateway.errors import ErrorShape, shown, speaking
+from gateway.errors import ErrorShape, speaking
 from gateway.exchange import Answer, Call
 from gateway.inputs import invalid
 from gateway.names import ServedNames
-from gateway.outputs import OUTPUTS
 from gateway.rendering import Headers, answer, figures, usage
 from gateway.routes.identity import BilledUnits, Meta, new_id
 from gateway.schemas import Encodable, Usage, decode
-from gateway.scoring import Scored, ScoreJob, Scorer
+from gateway.scoring import Scored, ScoreJob, Scorer, read_score_by
 
 # Each path's own dialect for its errors.
 PATHS = {"/rerank": ErrorShape.TEI, "/v1/rerank": ErrorShape.JINA, "/v2/rerank": ErrorShape.COHERE}
@@ -161,15 +160,8 @@ def _job(request: RerankRequest, texts: list[str], call: Call) -> ScoreJob:
         max_tokens=per_doc or read_prompt_tokens(request.truncate_prompt_tokens),
         deadline=call.deadline,
         instruction=request.instruction,
-        score_by=_score_by(request.score_by),
+        score_by=read_score_by(request.score_by),
     )
-
-
-def _score_by(name: str | None) -> str | None:
-    if name is not None and name not in OUTPUTS:
-        known = ", ".join(OUTPUTS)
-        raise invalid(f"score_by is {shown(name)}; this server knows {known}", "score_by")
-    return name
 
 
 def _truncate(request: RerankRequest) -> bool:

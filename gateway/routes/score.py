@@ -16,7 +16,7 @@ from gateway.names import ServedNames
 from gateway.rendering import answer, figures, usage
 from gateway.routes.identity import new_id
 from gateway.schemas import Usage, decode
-from gateway.scoring import ScoreJob, Scorer
+from gateway.scoring import ScoreJob, Scorer, read_score_by
 
 PATHS = ("/score", "/v1/score")
 
@@ -26,7 +26,7 @@ class ScoreRequest(msgspec.Struct, kw_only=True):
 
     instruction: what makes a document relevant, for models that read it.
     use_activation, activation: False: scores as the model gives them, not squashed into [0, 1].
-    Other fields as in EmbeddingRequest.
+    score_by: as in RerankRequest. Other fields as in EmbeddingRequest.
     """
 
     text_1: str | list[str] | None = None
@@ -42,6 +42,7 @@ class ScoreRequest(msgspec.Struct, kw_only=True):
     use_activation: bool | None = None
     activation: bool | None = None
     instruction: str | None = None
+    score_by: str | None = None
 
 
 class ScoreItem(msgspec.Struct, kw_only=True):
@@ -92,6 +93,7 @@ class Score:
                 max_tokens=read_prompt_tokens(request.truncate_prompt_tokens),
                 deadline=call.deadline,
                 instruction=request.instruction,
+                score_by=read_score_by(request.score_by),
             )
         )
         data = [ScoreItem(index=i, score=score) for i, score in enumerate(scored.scores.tolist())]

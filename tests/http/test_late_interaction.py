@@ -48,6 +48,18 @@ async def test_documents_are_ranked_by_what_is_asked_for(
     np.testing.assert_allclose([r["relevance_score"] for r in results], expected, atol=1e-6)
 
 
+@pytest.mark.parametrize(("score_by", "score"), [("multi_vector", by_tokens), ("sparse", by_words)])
+async def test_pairs_are_scored_by_what_is_asked_for(
+    tokenizer: HuggingFaceTokenizer, score_by: str, score: Any
+) -> None:
+    async with serving(engine=FakeEngine(info=INFO), tokenizer=tokenizer) as server:
+        body = {"text_1": QUERY, "text_2": TEXTS, "score_by": score_by}
+        pairs = (await server.embed(body, path="/score")).value["data"]
+        refused = await server.embed(body | {"score_by": "colbert"}, path="/score")
+    np.testing.assert_allclose([pair["score"] for pair in pairs], [score(text) for text in TEXTS], atol=1e-6)
+    assert (refused.status, refused.value["error"]["param"]) == (400, "score_by")
+
+
 async def test_splade_models_rank_by_their_words(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
     save(tmp_path)
     engine = engine_of(tmp_path)
