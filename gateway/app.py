@@ -78,7 +78,7 @@ def create_app(
     if tracing is not None:
         routes.wrapping = lambda path, work: tracing.work(path, names.names[0], work)
     own = ErrorShape.PERPLEXITY if options.api_dialect == "perplexity" else ErrorShape.OPENAI
-    pplx = perplexity.PerplexityEmbeddings(pipeline, names, options)
+    pplx = perplexity.PerplexityEmbeddings(pipeline, options)
     routes.post(openai.PATHS, openai.OpenAIEmbeddings(pipeline, names, pplx), own)
     context = perplexity.ContextualizedEmbeddings(pipeline, names, options)
     routes.post((perplexity.CONTEXT_PATH,), context, ErrorShape.PERPLEXITY)

@@ -21,7 +21,8 @@ def add_http_flags(group: Group) -> None:
         metavar="NAME",
         action="append",
         default=[],
-        help="a name that requests may give as `model`; answers show the first; repeatable; default: --model",
+        help="a name that requests may give as `model`; answers show it, or the first for a request "
+        "that gives none; repeatable; default: --model",
     )
     group.add_argument(
         "--api-key",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from gateway.cuts import read_direction, read_prompt_tokens
 from gateway.dtypes import Dtype, cast, read_dtype, widen
 from gateway.encoding import Encoding, items
-from gateway.errors import ApiError, ErrorKind, shown
+from gateway.errors import ApiError, ErrorKind, ErrorShape, shown, speaking
 from gateway.exchange import Answer, Call
 from gateway.inputs import Inputs, invalid, read_id_blocks, read_input
 from gateway.media import Media
@@ -16,6 +18,8 @@ from gateway.prompts import Prompts, with_prompt
 from gateway.rendering import answer, block, figures, usage
 from gateway.routes.perplexity import PerplexityEmbeddings
 from gateway.schemas import EmbeddingBlock, EmbeddingRequest, EmbeddingResponse, decode
+
+T = TypeVar("T")
 
 PATHS = ("/v1/embeddings", "/embeddings")
 # vLLM's name for octets without its header, which does no harm.
@@ -41,7 +45,15 @@ class OpenAIEmbeddings:
         """
         request = decode(EmbeddingRequest, call.body, call.media)
         if self._perplexity.speaks(request.encoding_format):
-            return await self._perplexity(request, call)
+            with speaking(ErrorShape.PERPLEXITY):
+                model = self._names.read(request.model)
+                return await self._perplexity(request, self._job(request, call), model, call)
+        if request.encoding_format not in _ENCODINGS:
+            return await self._embed(request, call)
+        with speaking(ErrorShape.OPENAI):  # whatever --api-dialect makes the path's own
+            return await self._embed(request, call)
+
+    async def _embed(self, request: EmbeddingRequest, call: Call) -> Answer:
         model = self._names.read(request.model)
         encoding = _encoding(request.encoding_format, call.answer_media)
         job = self._job(request, call)
@@ -89,11 +101,20 @@ class OpenAIEmbeddings:
 def _dimensions(request: EmbeddingRequest) -> int | None:
     """Infinity's client says 0 for all, and names the modality; from others 0 is refused."""
     if request.modality is None:
-        return request.output_dimension if request.dimensions is None else request.dimensions
+        return _one((request.dimensions, request.output_dimension), ("dimensions", "output_dimension"))
     if request.modality != "text":
         message = f"modality is {shown(request.modality)}; this server embeds text"
         raise ApiError(ErrorKind.NOT_SUPPORTED, message, param="modality")
     return request.dimensions or None
+
+
+def _one(values: tuple[T | None, T | None], names: tuple[str, str]) -> T | None:
+    """What a field with two names holds; refused if it holds one thing under each."""
+    first, second = values
+    if first is None or second is None or first == second:
+        return second if first is None else first
+    message = f"{names[0]} is {first} and {names[1]} is {second}; they mean the same, so send one of them"
+    raise invalid(message, names[1])
 
 
 def _encoding(name: str | None, media: Media) -> Encoding:
@@ -109,11 +130,10 @@ def _encoding(name: str | None, media: Media) -> Encoding:
 def _dtype(request: EmbeddingRequest, dimensions: int) -> Dtype:
     if request.endianness not in (None, "little", "native"):
         raise invalid(f"endianness is {shown(request.endianness)}; this server writes little", "endianness")
-    if request.embed_dtype is not None:
-        return read_dtype(request.embed_dtype, dimensions, "embed_dtype")
-    if request.output_dtype is not None:
-        return read_dtype(request.output_dtype, dimensions, "output_dtype")
-    return Dtype.FLOAT32
+    name = _one((request.embed_dtype, request.output_dtype), ("embed_dtype", "output_dtype"))
+    if name is None:
+        return Dtype.FLOAT32
+    return read_dtype(name, dimensions, "output_dtype" if request.embed_dtype is None else "embed_dtype")
 
 
 async def _render(embedded: Embedded, model: str, form: tuple[Encoding, Dtype], media: Media) -> Answer:

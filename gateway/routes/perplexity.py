@@ -11,13 +11,12 @@ import msgspec
 
 from gateway.dtypes import Dtype, cast, read_dtype
 from gateway.encoding import Encoding, items
-from gateway.errors import ErrorShape, shown, speaking
+from gateway.errors import shown
 from gateway.exchange import Answer, Call
-from gateway.inputs import check_count, invalid, read_input
+from gateway.inputs import Texts, check_count, invalid
 from gateway.late_chunking import DocumentJob, LateChunker
 from gateway.names import ServedNames
 from gateway.options import GatewayOptions
-from gateway.outputs import read_outputs
 from gateway.pipeline import DENSE, EmbedJob, Pipeline
 from gateway.rendering import answer, figures
 from gateway.schemas import EmbeddingRequest, decode
@@ -85,9 +84,8 @@ class PerplexityEmbeddings:
     default: whether a request that names no encoding_format is in it (`--api-dialect perplexity`).
     """
 
-    def __init__(self, pipeline: Pipeline, names: ServedNames, options: GatewayOptions) -> None:
+    def __init__(self, pipeline: Pipeline, options: GatewayOptions) -> None:
         self._pipeline = pipeline
-        self._names = names
         self._default = options.api_dialect == "perplexity"
         self._max_items = options.perplexity_max_items
         self._max_tokens = options.perplexity_max_request_tokens
@@ -96,35 +94,25 @@ class PerplexityEmbeddings:
         """Whether a request with this encoding_format is in this dialect."""
         return self._default if encoding_format is None else encoding_format in _DTYPES
 
-    async def __call__(self, request: EmbeddingRequest, call: Call) -> Answer:
-        """Embed what `request` asks for.
+    async def __call__(self, request: EmbeddingRequest, job: EmbedJob, model: str, call: Call) -> Answer:
+        """Embed as `job` says, within this dialect's own rules. model: the name to answer with.
 
         Raises:
-            ApiError: everything that goes wrong, in this dialect's shape.
+            ApiError: the request is refused, or its vectors are not finite.
+            scheduler.errors.SchedulerError: see scheduler/errors.py.
         """
-        with speaking(ErrorShape.PERPLEXITY):
-            if read_outputs(request.outputs) != DENSE:
-                raise invalid("outputs are dense vectors alone in this encoding_format", "outputs")
-            model = self._names.read(request.model)
-            dimensions = self._pipeline.read_dimensions(request.dimensions)
-            dtype = _dtype(request.encoding_format, dimensions)
-            inputs = read_input(request.input, self._pipeline.limits)
-            if isinstance(request.input, list) and not isinstance(request.input[0], int):
-                check_count(len(request.input), self._max_items)
-            job = EmbedJob(
-                inputs,
-                dimensions,
-                normalize=False,
-                truncate=bool(request.truncate),
-                deadline=call.deadline,
-                max_request_tokens=self._max_tokens,
-            )
-            embedded = await self._pipeline.embed(job)
-            values = cast(embedded.vectors, embedded.int8, dtype)
-            data = await items(values, Encoding.BASE64, call.answer_media)
-            usage = PerplexityUsage(prompt_tokens=embedded.num_tokens, total_tokens=embedded.num_tokens)
-            response = PerplexityResponse(data=data, model=model, usage=usage)
-            return answer(response, call.answer_media, figures(embedded))
+        if job.outputs != DENSE:
+            raise invalid("outputs are dense vectors alone in this encoding_format", "outputs")
+        dtype = _dtype(request.encoding_format, job.dimensions)
+        inputs = job.inputs.texts if isinstance(job.inputs, Texts) else job.inputs.sequences
+        check_count(len(inputs), self._max_items)
+        job = msgspec.structs.replace(job, normalize=False, max_request_tokens=self._max_tokens)
+        embedded = await self._pipeline.embed(job)
+        values = cast(embedded.vectors, embedded.int8, dtype)
+        data = await items(values, Encoding.BASE64, call.answer_media)
+        usage = PerplexityUsage(prompt_tokens=embedded.num_tokens, total_tokens=embedded.num_tokens)
+        response = PerplexityResponse(data=data, model=model, usage=usage)
+        return answer(response, call.answer_media, figures(embedded))
 
 
 class ContextualizedEmbeddings:

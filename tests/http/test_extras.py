@@ -76,6 +76,8 @@ async def test_the_default_prompt_is_used_unless_another_is_named(tokenizer: Hug
         ({"truncation_direction": "up"}, "truncation_direction", "'up'"),
         ({"embed_dtype": "float8"}, "embed_dtype", "this server knows float, bits, float32, float16"),
         ({"output_dtype": "x"}, "output_dtype", "'x'"),
+        ({"embed_dtype": "int8", "output_dtype": "float32"}, "output_dtype", "embed_dtype is int8"),
+        ({"dimensions": 3, "output_dimension": 4}, "output_dimension", "dimensions is 3"),
         ({"embed_dtype": "ubinary", "dimensions": 7}, "embed_dtype", "7 dimensions"),
         ({"endianness": "big"}, "endianness", "'big'"),
         ({"modality": "image"}, "modality", "'image'"),

@@ -68,6 +68,38 @@ async def test_a_model_without_int8_is_scaled_by_vector(server: Served) -> None:
         np.testing.assert_array_equal(vector, np.rint(real / np.abs(real).max() * 127))
 
 
+@pytest.mark.parametrize(
+    ("fields", "same"),
+    [
+        ({"input": "b", "prompt": "a"}, {"input": "ab"}),
+        ({"input": "b" * 600, "truncation": True}, {"input": "b" * 510}),
+        ({"input": "abcd", "truncate_prompt_tokens": 4, "truncation_direction": "left"}, {"input": "cd"}),
+        ({"input": "ab", "add_special_tokens": False}, {"input": text_ids("ab")[1:-1]}),
+        ({"input": "ab", "output_dimension": 8}, {"input": "ab", "dimensions": 8}),
+        ({"input": "ab", "normalize": True}, {"input": "ab"}),
+    ],
+)
+async def test_fields_of_the_route_hold_in_its_formats(
+    pplx: Served, fields: dict[str, Any], same: dict[str, Any]
+) -> None:
+    form = {"encoding_format": "base64_int8"}
+    got, wanted = [values(await pplx.embed(body | form), "<i1") for body in (fields, same)]
+    np.testing.assert_array_equal(got, wanted)
+
+
+async def test_ids_come_as_blocks(pplx: Served) -> None:
+    blocks = {
+        "input_ids": np.array([1, 2, 3, 4, 5, 6], "<i4").tobytes(),
+        "lengths": np.array([3, 1, 2], "<i4").tobytes(),
+    }
+    reply = await pplx.pack({**blocks, "encoding_format": "base64_int8"})
+    wanted = values(await pplx.embed({"input": ROWS, "encoding_format": "base64_int8"}), "<i1")
+    np.testing.assert_array_equal(values(reply, "<i1"), wanted)
+    counts = np.ones(513, "<i4").tobytes()
+    many = await pplx.pack({"input_ids": counts, "lengths": counts, "encoding_format": "base64_int8"})
+    assert "513 items" in detail(many)["msg"]
+
+
 async def test_texts_and_msgpack(pplx: Served) -> None:
     reply = await pplx.pack({"input": "hello", "encoding_format": "base64_int8"})
     assert reply.headers["Content-Type"] == "application/msgpack"
@@ -113,6 +145,14 @@ async def test_the_dialect_can_be_the_server_s_own(own: Served) -> None:
     assert detail(await own.embed([]))["loc"] == ["body"]
     floats = await own.embed({"input": [1, 2], "encoding_format": "float"})
     assert isinstance(floats.value["data"][0]["embedding"], list)
+
+
+@pytest.mark.parametrize("encoding_format", ["float", "base64", "bytes"])
+async def test_who_names_another_format_is_told_errors_as_openai_does(
+    own: Served, encoding_format: str
+) -> None:
+    reply = await own.embed({"input": "", "encoding_format": encoding_format})
+    assert (reply.status, reply.value["error"]["param"]) == (400, "input")
 
 
 async def test_models_that_take_no_mean_embed_no_chunks(tokenizer: HuggingFaceTokenizer) -> None:
