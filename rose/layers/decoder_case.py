@@ -27,6 +27,7 @@ from rose.layers.layer_case import (
     lookup_of,
     normal,
     one_sequence,
+    products_of,
     relative,
 )
 from rose.layers.projection import GatedProjection, Projection
@@ -45,7 +46,7 @@ EPILOGUES: Mapping[str, Mapping[str, Epilogue]] = {
 class DecoderCase:
     """16 query heads, 8 key and value heads of 128. See Case."""
 
-    num_layers = 28
+    num_layers, epilogues = 28, EPILOGUES
     hidden, inner, heads, kv_heads = 1024, 3072, 16, 8
 
     def __init__(self, m: int, device: torch.device) -> None:
@@ -59,10 +60,10 @@ class DecoderCase:
         self._table = rope_table(HEAD_DIM, 1e6, m, device)
         self.weights = [self._layer(query) for _ in range(self.num_layers + 1)]
         first = self.weights[0]
-        self.shapes = {
-            "qkv": first.qkv.shape, "output": first.output.shape, "gate_up": first.gate_up.shape,
-            "down": first.down.shape,
-        }  # fmt: skip
+        weights = {"qkv": first.qkv, "output": first.output, "gate_up": first.gate_up, "down": first.down}
+        self.shapes: Mapping[str, tuple[int, int]] = {
+            place: (len(weight), weight.shape[1]) for place, weight in weights.items()
+        }
         self._fused = FusedDecoder(self.weights, m, lookup_of({}))
         self._start = normal(device, m, self.hidden)
         self.rows = self._buffers(query)
@@ -110,9 +111,7 @@ class DecoderCase:
     def enqueue(self, way: Way, num_layers: int, alike: bool = False) -> Callable[[], object]:
         """As Case.enqueue: the loop of rose.models.qwen3."""
         mode = way["mode"] or "plain"
-        lookup = lookup_of(
-            {(epilogue, *self.shapes[place]): way[place] for place, epilogue in EPILOGUES[mode].items()}
-        )
+        lookup = lookup_of(products_of(self, way))
         weights = [self.weights[0]] * (num_layers + 1) if alike else self.weights[: num_layers + 1]
         layers = [_layer_of(one, lookup) for one in weights]
         fused = None if mode == "plain" else self._fused.using(lookup)

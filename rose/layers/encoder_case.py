@@ -25,11 +25,14 @@ from rose.layers.layer_case import (
     lookup_of,
     normal,
     one_sequence,
+    products_of,
     relative,
 )
 from rose.layers.projection import BiasedProjection
 
-EPILOGUES: Mapping[str, Epilogue] = {"qkv": "bias", "output": "plain", "widen": "gelu", "down": "plain"}
+EPILOGUES: Mapping[str, Mapping[str, Epilogue]] = {
+    "plain": {"qkv": "bias", "output": "plain", "widen": "gelu", "down": "plain"}
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +47,13 @@ class _Weights:
 class EncoderCase:
     """16 heads of 64. See Case."""
 
-    num_layers = 24
+    num_layers, epilogues = 24, EPILOGUES
     hidden, inner, heads, head_dim = 1024, 4096, 16, 64
 
     def __init__(self, m: int, device: torch.device) -> None:
         self.m, self.device = m, device
         hidden, inner = self.hidden, self.inner
-        self.shapes = {
+        self.shapes: Mapping[str, tuple[int, int]] = {
             "qkv": (3 * hidden, hidden), "output": (hidden, hidden), "widen": (inner, hidden),
             "down": (hidden, inner),
         }  # fmt: skip
@@ -68,7 +71,7 @@ class EncoderCase:
             "widen": widen.kernel.name if widen else None, "down": None,
         }  # fmt: skip
         products: dict[str, list[str | None]] = {
-            place: [None, *built(epilogue)] for place, epilogue in EPILOGUES.items()
+            place: [None, *built(epilogue)] for place, epilogue in EPILOGUES["plain"].items()
         }
         self.modes: Mapping[str, Places] = {
             "plain": {"attention": [*self.attention], "early": EARLY, **products}
@@ -99,7 +102,7 @@ class EncoderCase:
 
     def enqueue(self, way: Way, num_layers: int, alike: bool = False) -> Callable[[], object]:
         """As Case.enqueue: the loop of rose.models.bert."""
-        lookup = lookup_of({(EPILOGUES[place], *shape): way[place] for place, shape in self.shapes.items()})
+        lookup = lookup_of(products_of(self, way))
         weights = [self.weights[0]] * num_layers if alike else self.weights[:num_layers]
         layers = [self._layer_of(one, lookup) for one in weights]
         batch = one_sequence(self.m, self.attention[way["attention"] or ""], self.device)

@@ -19,7 +19,7 @@ from rose.attention.base import AttentionBackend, AttentionSpec
 from rose.attention.fa4 import Fa4Attention
 from rose.device_batch import DeviceBatch
 from rose.kernels.early import Early
-from rose.kernels.fused import FusedGemm, FusedLookup, load
+from rose.kernels.fused import FusedGemm, FusedKey, FusedLookup, load
 
 # Layers that are compared with fp32.
 CHECKED = 3
@@ -34,10 +34,13 @@ Places = Mapping[str, Sequence[str | None]]
 class Case(Protocol):
     """One model's layers at one number of rows.
 
-    today: what serves now. modes: places of each way to put a layer together, by its name.
+    today: what serves now. modes: places of each way to put a layer together, by its name. epilogues: of the
+    product at each place, by mode. shapes: of its weight, [n, k].
     """
 
     num_layers: int
+    epilogues: Mapping[str, Mapping[str, Epilogue]]
+    shapes: Mapping[str, tuple[int, int]]
     today: Way
     modes: Mapping[str, Places]
 
@@ -74,7 +77,13 @@ def backends_of(spec: AttentionSpec, names: Collection[str]) -> dict[str, Attent
     return found
 
 
-def lookup_of(choices: Mapping[tuple[Epilogue, int, int], str | None]) -> FusedLookup:
+def products_of(case: Case, way: Way) -> dict[FusedKey, str | None]:
+    """The way's kernels by what they compute."""
+    epilogues = case.epilogues[way["mode"] or ""]
+    return {(epilogue, *case.shapes[place]): way[place] for place, epilogue in epilogues.items()}
+
+
+def lookup_of(choices: Mapping[FusedKey, str | None]) -> FusedLookup:
     """These kernels by (epilogue, n, k), and no others."""
 
     def lookup(epilogue: Epilogue, m: int, n: int, k: int) -> FusedGemm | None:

@@ -1,10 +1,11 @@
 """Time whole layers, attention included, by all that is built, and say which choices win.
 
-    python -m rose.layers.tune_layers --out FILE.json [--model pplx-embed | bge-m3]
+    python -m rose.layers.tune_layers --out FILE.json [--table FILE.json] [--model pplx-embed | bge-m3]
 
 One choice after another is changed, and kept if the layer got faster: kernels that are brought up while the
 one before still runs gain by their neighbours, so a product alone says little. The first layers of every way
-are compared with fp32 before it is timed; one that is off by half more than today's is not.
+are compared with fp32 before it is timed; one that is off by half more than today's is not. --out gets all
+that was measured, --table the table of products in use with the best of it, as rose.kernels.fused reads it.
 """
 
 from __future__ import annotations
@@ -15,16 +16,22 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from rose.kernels.tables import say
+from rose.kernels.fused import TABLE_PATH
+from rose.kernels.tables import in_use, read_choices, say, write_choices
 from rose.kernels.timing import graph_us
 from rose.layers.decoder_case import DecoderCase
 from rose.layers.encoder_case import EncoderCase
 from rose.layers.layer_case import Case, Places, Way
+from rose.layers.layer_table import Line, lines_of, merged
+from rose.layers.tune_fused import MIN_GAIN
 
 ROWS = (512, 1024, 768, 1536)
+# From here on the table in use stays as it is.
+RESUME = 2048
 # The mode that a mode takes from what both have; only the rest is searched, and how kernels are launched.
 LIKE = {"heads": "plain", "factors": "sums"}
 CASES: Mapping[str, Callable[[int, torch.device], Case]] = {"pplx-embed": DecoderCase, "bge-m3": EncoderCase}
@@ -75,7 +82,7 @@ class Search:
         return way
 
 
-def search(case: Case, deadline: float) -> dict[str, object]:
+def search(case: Case, deadline: float) -> dict[str, Any]:
     """Today's way, the best of each mode, and all that was measured."""
     found = Search(case, deadline)
     best: dict[str, Way] = {"today": case.today}
@@ -98,10 +105,27 @@ def search(case: Case, deadline: float) -> dict[str, object]:
     return {"best": best, "from_l2_us": from_l2, "measured": measured}
 
 
+def best_lines(case: Case, found: Mapping[str, Any], rows: int) -> list[Line]:
+    """Of the table: what was fastest, if by MIN_GAIN."""
+    measured = {tuple(sorted(case.today.items())): math.inf}
+    measured |= {_key(one): one["us"] for one in found["measured"]}
+    today_us = measured[_key(case.today)]
+    ways = sorted(found["best"].values(), key=lambda way: measured.get(_key(way), math.inf))
+    best_us = measured.get(_key(ways[0]), math.inf)
+    if not best_us < today_us * (1 - MIN_GAIN):
+        return lines_of(case, case.today, rows, (today_us, today_us))
+    return lines_of(case, ways[0], rows, (best_us, today_us))
+
+
+def _key(way: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted((place, name) for place, name in way.items() if place not in ("us", "error")))
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(prog="python -m rose.layers.tune_layers", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    parser.add_argument("--table", type=Path, help="the JSON table to write")
     parser.add_argument("--model", action="append", choices=[*CASES], help="only this one; repeatable")
     parser.add_argument("--rows", type=int, action="append", help="only so many; repeatable")
     parser.add_argument("--device", type=torch.device, default="cuda")
@@ -110,12 +134,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     deadline = time.monotonic() + arguments.budget_s
     jobs = [(model, rows) for rows in arguments.rows or ROWS for model in arguments.model or CASES]
     found: dict[str, object] = {}
+    lines: list[Line] = []
     with torch.inference_mode():
         for done, (model, rows) in enumerate(jobs):
             say(f"{model}, {rows} rows")
             case, now = CASES[model](rows, arguments.device), time.monotonic()
-            found[f"{model} {rows}"] = search(case, now + max(deadline - now, 0.0) / (len(jobs) - done))
+            results = search(case, now + max(deadline - now, 0.0) / (len(jobs) - done))
+            found[f"{model} {rows}"] = results
             arguments.out.write_text(json.dumps(found, indent=1))
+            lines += best_lines(case, results, rows)
+    if arguments.table is not None:
+        most = max(rows for _, rows in jobs)
+        resume = next((rows for rows in sorted({*ROWS, RESUME}) if rows > most), most + 1)
+        table = merged(in_use(TABLE_PATH, read_choices), lines, resume)
+        write_choices(arguments.table, torch.cuda.get_device_name(), table)
     say(f"wrote {arguments.out}")
 
 

@@ -13,7 +13,8 @@ from rose.aot.products import Epilogue
 from rose.attention.base import AttentionBackend, AttentionSpec
 from rose.attention.sdpa import SdpaAttention
 from rose.kernels.early import Early
-from rose.layers import decoder_case, encoder_case, layer_case, projection, tune_layers
+from rose.kernels.fused import TABLE_PATH, read_table
+from rose.layers import decoder_case, encoder_case, layer_case, layer_table, projection, tune_layers
 from rose.layers.layer_case import Case, Places, Way
 from tests.unit.kernels.fused_fake import fake_gemm
 
@@ -68,7 +69,10 @@ class Counted:
     """A case in which a way takes a µs for every choice that is not the last at its place."""
 
     def __init__(self) -> None:
-        self.num_layers = 1
+        self.num_layers, self.shapes = 1, {"left": (64, 32), "qkv": (96, 32)}
+        self.epilogues: Mapping[str, Mapping[str, Epilogue]] = {
+            "plain": {"left": "plain"}, "heads": {"left": "plain", "qkv": "unscaled-rope"}
+        }  # fmt: skip
         self.today: Way = {"mode": "plain", "left": None, "early": "NO"}
         self.modes: Mapping[str, Places] = {
             "plain": {"left": [None, "a", "b", "wrong"], "early": ["NO", "AT_ONCE"]},
@@ -113,9 +117,51 @@ def test_the_command_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.Mo
         return 3.0
 
     monkeypatch.setattr(tune_layers, "graph_us", graph_us)
-    out = tmp_path / "layers.json"
-    tune_layers.main(["--out", str(out), "--rows", str(TOKENS), "--model", "bge-m3", "--device", "cpu"])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    out, table = tmp_path / "layers.json", tmp_path / "table.json"
+    tune_layers.main(
+        [
+            "--out",
+            str(out),
+            "--rows",
+            str(TOKENS),
+            "--model",
+            "bge-m3",
+            "--device",
+            "cpu",
+            "--table",
+            str(table),
+        ]
+    )
+    assert read_table(table) == read_table(TABLE_PATH)  # nothing was faster
     found = json.loads(out.read_text())[f"bge-m3 {TOKENS}"]
     assert found["best"]["today"]["attention"] == "fa4"
     assert len(found["measured"]) + 2 == len(timed) > 8  # and both results with weights from L2
     assert {one["early"] for one in found["measured"]} == {early.name for early in Early}
+
+
+def line(kernel: str | None, m: int, epilogue: str = "plain", n: int = 64) -> dict[str, object]:
+    return {"epilogue": epilogue, "n": n, "k": 32, "min_m": m, "kernel": kernel, "us": 1.0, "plain_us": 4.0}
+
+
+def test_the_best_way_becomes_lines_of_the_table() -> None:
+    case: Case = Counted()
+    best = {"mode": "plain", "left": "b", "early": "AT_ONCE"}
+    slow = {"mode": "heads", "left": "b", "qkv": "d", "early": "AT_ONCE"}
+    measured = [{"us": 1.0, "error": 0.0, **best}, {"us": 2.0, "error": 0.0, **slow}]
+    today = {"us": 4.0, "error": 0.0, **case.today}
+    found = {"best": {"today": case.today, "heads": slow, "plain": best}, "measured": [*measured, today]}
+    # What another mode would take is said to be not wanted.
+    assert tune_layers.best_lines(case, found, 512) == [line("b", 512), line(None, 512, "unscaled-rope", 96)]
+    close = {**found, "measured": [{**measured[0], "us": 3.99}, today]}
+    assert [one["kernel"] for one in tune_layers.best_lines(case, close, 512)] == [None, None]
+
+
+def test_new_lines_replace_old_ones_up_to_where_those_go_on() -> None:
+    old = [line("x", 256), line("y", 512), line("z", 4096), line("other", 512, n=8)]
+    new = [line("a", 512), line(None, 1024), line("a", 768), line("q", 512, "unscaled-rope", 96)]
+    rows = [(one["n"], one["min_m"], one["kernel"]) for one in layer_table.merged(old, new, 2048)]
+    assert rows == [
+        (64, 256, "x"), (64, 512, "a"), (64, 1024, None), (64, 2048, "y"), (64, 4096, "z"),
+        (8, 512, "other"), (96, 512, "q"), (96, 2048, None),
+    ]  # fmt: skip
