@@ -28,6 +28,7 @@ class _Workspace:
     def __init__(self, kernel: Kernel, template: SpecialTokens) -> None:
         self._kernel = kernel
         self._word_bytes = _WORD_BYTES
+        self.is_modest = True  # whether it is worth keeping
         self._scratch = kernel.scratch(_WORD_BYTES)
         self._words = new_words()
         self._state = np.zeros(_STATES, np.int64)
@@ -35,12 +36,6 @@ class _Workspace:
         self._output = Output(np.empty(_IDS, np.int32), bounds, cursor, template.prefix, template.suffix)
         self._text_bounds = np.zeros(_TEXTS + 1, np.int64)
         self._memory = self._addresses()
-
-    @property
-    def is_modest(self) -> bool:
-        """Whether it is worth keeping."""
-        out = self._output
-        return max(self._word_bytes, len(out.ids), len(out.bounds)) <= _KEPT
 
     def encode(self, texts: Sequence[bytes], most: int) -> tuple[list[Int32], list[int]]:
         """Rows of ids with the template, at most `most` of a text's own; and which texts are referred."""
@@ -50,7 +45,7 @@ class _Workspace:
             bounds[1] = len(texts[0])
         else:
             np.cumsum([len(text) for text in texts], out=bounds[1:])
-        blob = np.frombuffer(b"".join((*texts, b"\0")), np.uint8)
+        blob = np.frombuffer(b"".join(texts) or b"\0", np.uint8)
         cursor, referred = self._output.cursor, []
         cursor[0], cursor[2] = 0, most
         while (code := self._kernel.run(blob, bounds, self._memory)) != OK:
@@ -77,6 +72,8 @@ class _Workspace:
         self._memory = self._addresses()
 
     def _addresses(self) -> Int64:
+        out = self._output
+        self.is_modest = max(self._word_bytes, len(out.ids), len(out.bounds)) <= _KEPT
         own = (*self._kernel.arrays, *self._scratch, *self._words)
         return addresses_of([*self._output, self._state, *own])
 
@@ -132,10 +129,11 @@ class CompiledTokenizer:
         most = _NO_LIMIT if max_tokens is None else max(max_tokens - around, 0)
         prepared = [self._prepare(text) for text in texts]
         workspace = self._take()
-        rows, referred = workspace.encode([text or b"" for text in prepared], most)
+        rows, referred = workspace.encode([b"" if text is None else text for text in prepared], most)
         if workspace.is_modest:
             self._workspaces.append(workspace)
-        referred += [index for index, text in enumerate(prepared) if text is None]
+        if None in prepared:
+            referred += [index for index, text in enumerate(prepared) if text is None]
         if referred:
             again = self._reference.encode([texts[index] for index in referred], max_tokens)
             for index, row in zip(referred, again, strict=True):

@@ -28,6 +28,11 @@ def load_tokenizer(path: Path) -> Tokenizer:
     except (UnsupportedError, ImportError) as reason:
         logger.info("%s: the tokenizers library does all the work: %s", path, reason)
         return reference.because(str(reason))
+    except Exception as error:  # numba's errors are of many kinds, and a model is served without it as well
+        logger.exception(
+            "%s: the tokenizers library does all the work, as its kernel could not be made", path
+        )
+        return reference.because(f"{type(error).__name__}: {error}".partition("\n")[0])
 
 
 def compiled(reference: HuggingFaceTokenizer) -> Tokenizer:

@@ -34,8 +34,6 @@ PATTERNS = {
 }
 
 _NFC = NFC()
-# One mark of each class that orders marks, of those up to U+1DFF.
-_MARKS = {unicodedata.combining(chr(point)): chr(point) for point in range(0x1DFF, 0x2FF, -1)}
 _FIRST_MARK, _LAST_MARK = "\u0334", "\u0345"
 
 _LINE_FEED, _RETURN, _SPACE, _APOSTROPHE, _LONG_S = 10, 13, 32, 39, 0x17F
@@ -86,6 +84,14 @@ def _disputed(char: str) -> bool:
     if unicodedata.category(char) == "Cn" or _differs(f"a{_LAST_MARK}{char}{_FIRST_MARK}"):
         return True
     return unicodedata.combining(char) > 0 and any(_differs("a" + mark + char) for mark in _MARKS.values())
+
+
+# One undisputed mark of each class that orders marks: the first up to U+30FF.
+_MARKS = {
+    unicodedata.combining(mark): mark
+    for mark in map(chr, range(0x30FF, 0x2FF, -1))
+    if unicodedata.combining(mark) and not _differs(f"a{_LAST_MARK}{mark}{_FIRST_MARK}")
+}
 
 
 @inner

@@ -47,6 +47,8 @@ from rose.batch import Int32
 
 _SPACE = 0x20
 _UNDERLINE = 0x2581  # "▁", E2 96 81
+# First bytes of that character and others up to U+2FFF, and of the lowest mark that joins, U+0300.
+_UNDERLINE_LEAD, _MARK_LEAD = 0xE2, 0xCC
 _ZERO_WIDTH_JOINER = 0x200D
 _NEWLINE, _RETURN = 10, 13
 
@@ -324,20 +326,27 @@ def _begin_byte(memory: Int64) -> int:
 
 @inner
 def _copy_plain(text: Bytes, stop: int, memory: Int64) -> None:
-    """Copy ASCII that stays as it is, up to what does not or may be joined by a mark."""
-    state, plain, word = (
-        array_at(memory, STATE, np.int64),
-        array_at(memory, _PLAIN, np.uint8),
-        array_at(memory, _WORD, np.uint8),
-    )
+    """Copy characters that stay as they are, up to what does not or is joined by a mark."""
+    state, plain = array_at(memory, STATE, np.int64), array_at(memory, _PLAIN, np.uint8)
+    word, classes = array_at(memory, _WORD, np.uint8), array_at(memory, _CLASSES, np.uint8)
     at, used = state[_AT], state[_USED]
     end = min(stop, at + len(word) - _SLACK - used)
-    while at < end and plain[text[at]]:
-        if at + 1 < stop and text[at + 1] >= 0x80:
+    while at < end:
+        lead = signed(text[at])
+        size = width(lead)
+        if size == 1:
+            if not plain[lead]:
+                break
+        elif lead == _UNDERLINE_LEAD or classes[code_point(text, at)] != 0:
             break
-        word[used] = text[at]
-        used += 1
-        at += 1
+        if at + size < stop and text[at + size] >= _MARK_LEAD:
+            following = classes[code_point(text, at + size)]
+            if following == UNKNOWN or following & JOINS:
+                break
+        for _ in range(size):
+            word[used] = text[at]
+            used += 1
+            at += 1
     state[_AT], state[_USED] = at, used
 
 

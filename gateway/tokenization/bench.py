@@ -1,0 +1,148 @@
+"""Ours, the tokenizers library and SentencePiece side by side, on one core, over a text file.
+
+SentencePiece joins in for Unigram files if it is installed; its model is written here from the same pieces,
+scores and character map.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import os
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Library
+
+from gateway.tokenization.huggingface import HuggingFaceTokenizer
+from gateway.tokenization.loading import compiled
+from gateway.tokenization.unsupported import UnsupportedError
+
+_LENGTHS = (16, 128, 500)
+_TEXTS, _ROUNDS = 400, 7
+# SentencePiece's kinds of pieces.
+_NORMAL, _UNKNOWN, _CONTROL = 1, 2, 3
+
+Encode = Callable[[str], Iterable[int]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table; 1 if ours does not support the file or gives other ids."""
+    parser = argparse.ArgumentParser(prog="python -m gateway.tokenization.bench", description=__doc__)
+    parser.add_argument("text", type=Path, help="a text file in UTF-8")
+    parser.add_argument("--tokenizer", type=Path, required=True, help="a tokenizer.json")
+    args = parser.parse_args(argv)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    library = Library.from_file(str(args.tokenizer))
+    reference = HuggingFaceTokenizer.from_file(args.tokenizer)
+    try:
+        ours = compiled(reference)
+    except UnsupportedError as reason:
+        sys.stderr.write(f"{args.tokenizer}: the library does all the work: {reason}\n")
+        return 1
+    encoders: dict[str, Encode] = {
+        "ours": lambda text: ours.encode([text])[0],
+        "tokenizers": lambda text: library.encode_batch_fast([text])[0].ids,
+    }
+    if (pieces := _sentencepiece(reference.describe())) is not None:
+        encoders["sentencepiece"] = pieces
+    text = args.text.read_text(encoding="utf-8")
+    sys.stdout.write(f"{ours.backend}, microseconds a text (median of {_ROUNDS} rounds)\n")
+    different = 0
+    for num_tokens in _LENGTHS:
+        different += not _line(num_tokens, _cut(text, library, num_tokens), encoders)
+    return min(different, 1)
+
+
+def _line(num_tokens: int, texts: list[str], encoders: dict[str, Encode]) -> bool:
+    """One length's line. Whether ours and the library give the same ids."""
+    same = all(list(encoders["ours"](text)) == list(encoders["tokenizers"](text)) for text in texts)
+    times: dict[str, list[float]] = {name: [] for name in encoders}
+    for _ in range(_ROUNDS):
+        for name, encode in encoders.items():
+            started_s = time.process_time()
+            for text in texts:
+                encode(text)
+            times[name].append((time.process_time() - started_s) / len(texts) * 1e6)
+    medians = {name: sorted(taken)[_ROUNDS // 2] for name, taken in times.items()}
+    cells = [f"{name} {taken:8.1f} ({taken / medians['ours']:5.2f}x)" for name, taken in medians.items()]
+    ids = "same ids" if same else "OTHER IDS"
+    sys.stdout.write(f"{num_tokens:4d} tokens, {len(texts)} texts: {'  '.join(cells)}  {ids}\n")
+    return same
+
+
+def _cut(text: str, library: Library, num_tokens: int) -> list[str]:
+    """Texts of so many tokens each, one after the other."""
+    texts: list[str] = []
+    for part in _parts(text):
+        offsets = library.encode(part, add_special_tokens=False).offsets
+        for first in range(0, len(offsets) - num_tokens + 1, num_tokens):
+            texts.append(part[offsets[first][0] : offsets[first + num_tokens - 1][1]])
+            if len(texts) == _TEXTS:
+                return texts
+    if not texts:
+        raise SystemExit(f"the file has no {num_tokens} tokens in a row")
+    return texts
+
+
+def _parts(text: str) -> Iterator[str]:
+    yield from (text[start : start + 100_000] for start in range(0, len(text), 100_000))
+
+
+def _sentencepiece(file: dict[str, Any]) -> Encode | None:
+    if file["model"].get("type") != "Unigram":
+        return None
+    try:
+        from sentencepiece import SentencePieceProcessor
+    except ImportError:
+        sys.stderr.write("sentencepiece is not installed\n")
+        return None
+    processor = SentencePieceProcessor()
+    processor.LoadFromSerializedProto(_model_proto(file))
+    encode: Encode = processor.EncodeAsIds
+    return encode
+
+
+def _model_proto(file: dict[str, Any]) -> bytes:
+    """A SentencePiece model of the file's pieces. Source: sentencepiece_model.proto of the project."""
+    model, special = file["model"], {token["id"] for token in file["added_tokens"]}
+    pieces: list[bytes] = []
+    for index, (piece, score) in enumerate(model["vocab"]):
+        kind = _UNKNOWN if index == model["unk_id"] else _CONTROL if index in special else _NORMAL
+        fields = _bytes(1, piece.encode()) + b"\x15" + struct.pack("<f", score) + _number(3, kind)
+        pieces.append(_bytes(1, fields))
+    ids = {piece: index for index, (piece, _) in enumerate(model["vocab"])}
+    places = {40: model["unk_id"], 41: ids.get("<s>", -1), 42: ids.get("</s>", -1), 43: ids.get("<pad>", -1)}
+    trainer = _number(3, 1) + b"".join(_number(field, value) for field, value in places.items())
+    steps = file["normalizer"].get("normalizers", [file["normalizer"]])
+    precompiled = base64.b64decode(steps[0].get("precompiled_charsmap", ""))
+    return (
+        b"".join(pieces)
+        + _bytes(2, trainer)
+        + _bytes(3, _bytes(2, precompiled) + _number(3, 1) + _number(4, 1))
+    )
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value & (1 << 64) - 1)
+
+
+def _bytes(field: int, value: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

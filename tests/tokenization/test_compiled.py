@@ -1,0 +1,160 @@
+"""What surrounds the kernels: threads, odd input, files that are refused, and where machine code is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from gateway.tokenization import bench
+from gateway.tokenization.kernels import bpe, unigram
+from gateway.tokenization.loading import compiled, load_tokenizer
+from gateway.tokenization.unsupported import UnsupportedError
+from tests.tokenization.exact import vocabulary
+from tests.tokenization.files import FORMS, file_of, reference
+from tests.tokenization.strings import strange
+
+START = """
+import sys
+from pathlib import Path
+{before}
+import gateway.tokenization.loading as loading
+assert sys.modules.get("numba") is None
+tokenizer = loading.load_tokenizer(Path(sys.argv[1]))
+print(tokenizer.backend, *tokenizer.encode(["The lazy dog"])[0])
+"""
+
+
+def start(file: Path, cache: Path, before: str = "") -> str:
+    """What a new process prints of a tokenizer.json."""
+    run = subprocess.run(
+        [sys.executable, "-c", START.format(before=before), str(file)],
+        cwd=Path(__file__).resolve().parents[2],
+        env={**os.environ, "XDG_CACHE_HOME": str(cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+@pytest.fixture
+def t5(tmp_path: Path) -> Path:
+    """A tokenizer.json that is served by a kernel."""
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(file_of("t5")))
+    return path
+
+
+def ids_of(path: Path) -> str:
+    """The library's, as `start` prints them."""
+    [row] = reference(path.read_text()).encode(["The lazy dog"])
+    return " ".join(map(str, row.tolist()))
+
+
+def test_without_numba_the_library_serves_and_says_so(t5: Path, tmp_path: Path) -> None:
+    printed = start(t5, tmp_path, 'sys.modules["numba"] = None')
+    assert printed.startswith("tokenizers (")
+    assert "numba" in printed
+    assert printed.endswith(ids_of(t5))
+
+
+def test_where_no_cache_can_be_written_every_start_compiles(t5: Path, tmp_path: Path) -> None:
+    """A file is where the folder would be: not even root can write there."""
+    nowhere = tmp_path / "file"
+    nowhere.touch()
+    assert start(t5, nowhere) == f"unigram {ids_of(t5)}"
+
+
+def test_code_is_kept_for_the_next_start(t5: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    assert start(t5, cache) == f"unigram {ids_of(t5)}"
+    kept = {path: path.stat().st_mtime_ns for path in cache.rglob("*.nbc")}
+    assert kept
+    assert start(t5, cache) == f"unigram {ids_of(t5)}"
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.nbc")} == kept
+
+
+def test_damaged_code_does_not_stop_a_start(t5: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    start(t5, cache)
+    for path in cache.rglob("*.nb?"):
+        path.write_bytes(path.read_bytes()[:100])
+    assert start(t5, cache).endswith(ids_of(t5))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_threads_share_a_tokenizer(form: str) -> None:
+    library = reference(file_of(form))
+    ours = compiled(library)
+    jobs = [list(strange(40, seed, vocabulary(library))) for seed in range(16)]
+    with ThreadPoolExecutor(8) as threads:
+        rows = list(threads.map(ours.encode, jobs))
+    for job, own in zip(jobs, rows, strict=True):
+        assert [row.tolist() for row in own] == [row.tolist() for row in library.encode(job)]
+
+
+@pytest.mark.parametrize("form", ["t5", "qwen"])
+def test_lone_surrogates_fail_as_with_the_library(form: str) -> None:
+    library = reference(file_of(form))
+    with pytest.raises(Exception) as theirs:
+        library.encode(["a\ud800b"])
+    with pytest.raises(type(theirs.value)):
+        compiled(library).encode(["fine", "a\ud800b"])
+
+
+def test_nothing_is_compiled_by_a_request() -> None:
+    for form, kernel in (("t5", unigram), ("mbart", unigram), ("qwen", bpe), ("gpt-2", bpe)):
+        ours = compiled(reference(file_of(form)))
+        ours.encode(["", "é" * 3000, "x" * 100_000, "<s>", "字 " * 900] * 30, 7)
+        assert len(kernel.encode.signatures) == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("form", "change"),
+    [
+        ("t5", {"normalizer": {"type": "Lowercase"}}),
+        ("t5", {"pre_tokenizer": {"type": "Whitespace"}}),
+        ("qwen", {"normalizer": {"type": "NFKC"}}),
+        ("qwen", {"pre_tokenizer": {"type": "Whitespace"}}),
+        (
+            "gpt-2",
+            {
+                "pre_tokenizer": {
+                    "type": "ByteLevel",
+                    "add_prefix_space": True,
+                    "use_regex": True,
+                    "trim_offsets": True,
+                }
+            },
+        ),
+    ],
+)
+def test_what_no_kernel_does_is_left_to_the_library(
+    form: str, change: dict[str, object], tmp_path: Path
+) -> None:
+    library = reference(file_of(form) | change)
+    with pytest.raises(UnsupportedError):
+        compiled(library)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(library.describe()))
+    assert load_tokenizer(path).backend.startswith("tokenizers (")
+
+
+def test_the_benchmark_prints_a_line_a_length(
+    t5: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "_ROUNDS", 1)
+    text = tmp_path / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 200)
+    assert bench.main([str(text), "--tokenizer", str(t5)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("same ids") == 3
+    assert "tokenizers" in printed
