@@ -58,7 +58,8 @@ def _from_library(spec: AttentionSpec, folders: Collection[Path], slots: int) ->
     for query, make in _makers(spec, slots):
         path = library.find(query)
         if path is None:
-            missing.append(query.kernel)
+            if query.kernel != fa4.SMALL:  # nobody goes without for lack of it
+                missing.append(query.kernel)
             continue
         try:
             found[query.kernel] = _proven(make(path), spec)
@@ -70,13 +71,15 @@ def _from_library(spec: AttentionSpec, folders: Collection[Path], slots: int) ->
 
 
 def _makers(spec: AttentionSpec, slots: int) -> list[tuple[KernelQuery, Callable[[Path], AttentionBackend]]]:
-    def flash(path: Path) -> AttentionBackend:
-        return fa4.Fa4Attention(spec, load_module(path).func)
+    def flash(build: str) -> Callable[[Path], AttentionBackend]:
+        return lambda path: fa4.Fa4Attention(spec, load_module(path).func, build)
 
     def ragged(version: str) -> Callable[[Path], AttentionBackend]:
         return lambda path: flashinfer.FlashInferAttention(spec, version, load_module(path), slots)
 
-    makers: list[tuple[KernelQuery, Callable[[Path], AttentionBackend]]] = [(fa4.query_for(spec), flash)]
+    makers: list[tuple[KernelQuery, Callable[[Path], AttentionBackend]]] = [
+        (fa4.query_for(spec, build), flash(build)) for build in (fa4.NAME, fa4.SMALL)
+    ]
     for version, head_dims in flashinfer.HEAD_DIMS.items():
         if spec.head_dim in head_dims:
             makers.append((flashinfer.query_for(spec, version), ragged(version)))

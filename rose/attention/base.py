@@ -50,7 +50,7 @@ class AttentionBackend(Protocol):
     def name(self) -> str:
         """As in the policy table and at /info.
 
-        "fa4", "flashinfer-fa3", "flashinfer-fa2", "flat", "flat-product", "sdpa".
+        "fa4", "fa4-64x128-early", "flashinfer-fa3", "flashinfer-fa2", "flat", "flat-product", "sdpa".
         """
         ...
 

@@ -23,22 +23,25 @@ if TYPE_CHECKING:
     from rose.batch import Int32
 
 NAME = "fa4"
+# Half as many query rows a block, and brought up while the kernel before still runs: for batches of so few
+# blocks that most of the GPU would be idle.
+SMALL = "fa4-64x128-early"
 
 
-def query_for(spec: AttentionSpec) -> KernelQuery:
+def query_for(spec: AttentionSpec, build: str = NAME) -> KernelQuery:
     """What `spec` needs: FlashAttention-4 compiles the heads a key/value head and the mask in."""
     group = spec.num_heads // spec.num_kv_heads
-    return KernelQuery(NAME, spec.head_dim, group, spec.causal, str(spec.dtype).removeprefix("torch."))
+    return KernelQuery(build, spec.head_dim, group, spec.causal, str(spec.dtype).removeprefix("torch."))
 
 
 class Fa4Attention:
     """The kernel of an ahead-of-time shared object (or any callable of its 18 arguments)."""
 
-    name = NAME
     capturable = True
     plans = False
 
-    def __init__(self, spec: AttentionSpec, kernel: Kernel) -> None:
+    def __init__(self, spec: AttentionSpec, kernel: Kernel, name: str = NAME) -> None:
+        self.name = name
         self._scale = spec.scale
         self._kernel = kernel
 

@@ -28,7 +28,7 @@ FORMAT = 1
 # Where nothing was measured: kernels that need no table to be good, then torch's own.
 PREFERENCE = ("flashinfer-fa3", "flashinfer-fa2", "fa4", "sdpa")
 # All there are; those not preferred serve only where a table has them as the fastest.
-KNOWN = (*PREFERENCE, "flat", "flat-product")
+KNOWN = (*PREFERENCE, "fa4-64x128-early", "flat", "flat-product")
 # The backends that can keep a token from seeing what is more than a window away.
 WINDOWED = frozenset({"sdpa"})
 # Those that start programs for as many rows of every sequence as the longest one has.

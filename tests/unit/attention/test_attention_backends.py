@@ -42,7 +42,7 @@ def fill(folder: Path, *kernels: str, head_dim: int = 128) -> None:
     for kernel in kernels:
         path = folder / f"{kernel}.so"
         path.write_bytes(kernel.encode())
-        group, causal = (2, False) if kernel == "fa4" else (None, None)
+        group, causal = (2, False) if kernel.startswith("fa4") else (None, None)
         records.append(
             KernelRecord(
                 path.name, kernel, head_dim, group, causal, "bfloat16", "sm_90a", {}, sha256_of(path), 1
@@ -90,10 +90,10 @@ def test_on_a_cpu_torch_serves_alone(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.usefixtures("hopper")
 def test_on_hopper_every_kernel_of_the_folder_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(tmp_path, "fa4", "flashinfer-fa3", "flashinfer-fa2")
+    fill(tmp_path, "fa4", "fa4-64x128-early", "flashinfer-fa3", "flashinfer-fa2")
     monkeypatch.setattr(backends, "load_module", lambda path: module_of())
     found = load_backends(spec_of("cuda"), [tmp_path])
-    assert sorted(found) == ["fa4", "flashinfer-fa2", "flashinfer-fa3", "sdpa"]
+    assert sorted(found) == ["fa4", "fa4-64x128-early", "flashinfer-fa2", "flashinfer-fa3", "sdpa"]
     assert all(backend.name == name for name, backend in found.items())
 
 
