@@ -24,6 +24,7 @@ from rose.aot.manifest import (
     sha256_of,
     write_manifest,
 )
+from rose.aot.products import ProductKernel
 from rose.aot.toolchain import ToolchainError, cuda_home, cuda_version, run
 from rose.aot.variants import FLASH, GEMM, HOPPER, KERNELS, KernelVariant, select
 
@@ -45,6 +46,10 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--head-dim", action="append", type=int, default=[], help="only this size; repeatable"
     )
+    parser.add_argument(
+        "--product", action="append", type=ProductKernel.parse, default=[],
+        help="only this product with an epilogue, such as gemm-gelu-128x192-pingpong-2x1; repeatable",
+    )  # fmt: skip
     parser.add_argument("--arch", default=HOPPER, help="nvcc's name of the GPU (default: %(default)s)")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count(), help="compilers at a time, about 2 GB each"
@@ -148,7 +153,9 @@ def _versions(packages: tuple[str, ...]) -> dict[str, str]:
 def main(argv: list[str] | None = None) -> int:
     """Build what the command line names; 0 if every kernel was built."""
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
-    variants = select(arguments.kernel, arguments.head_dim, arguments.arch)
+    variants = [KernelVariant(product.name, arch=arguments.arch) for product in arguments.product]
+    if not variants:
+        variants = select(arguments.kernel, arguments.head_dim, arguments.arch)
     if not variants:
         print("no kernel matches; see --help", file=sys.stderr)  # noqa: T201
         return 2

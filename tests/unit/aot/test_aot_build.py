@@ -161,6 +161,20 @@ def test_a_missing_package_names_the_extra(
     assert command.main(["--kernel", "fa4", "--head-dim", "7", "--out", str(tmp_path)]) == 2
 
 
+def test_any_product_can_be_built_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "gemm-residual-64x96x128-cooperative-2x1-early"
+    monkeypatch.setattr(
+        command, "_run_builder", lambda module, arguments, environment: Path(arguments[-1]).touch()
+    )
+    monkeypatch.setattr(command, "version", lambda name: "1.0")
+    monkeypatch.setattr(command, "cuda_home", lambda: tmp_path)
+    monkeypatch.setattr(command, "cuda_version", lambda home: "13.0")
+    assert command.main(["--product", name, "--out", str(tmp_path), "--work", str(tmp_path / "w")]) == 0
+    assert [record.kernel for record in read_manifest(tmp_path)] == [name]
+    with pytest.raises(SystemExit):
+        command.main(["--product", "gemm-relu-64x64-cooperative-1x1"])
+
+
 def test_where_kernels_are_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repo_root: Path
 ) -> None:
