@@ -229,14 +229,14 @@ def encoder_products(model: Any, tokens: int) -> None:
 
 
 def decoder_products(model: Any, tokens: int) -> None:
-    """Of a Qwen3Model; SwiGLU only where it is fused."""
+    """Of a Qwen3Model; SwiGLU only where it is fused, of FP8 always."""
     rows = model._workspace.rows(tokens)
     for layer in model._layers:
         if isinstance(layer, Fp8DecoderLayer):
             inputs = [layer.scratch.rows(*x.shape) for x in (rows.hidden, rows.context, rows.narrow)]
             layer.qkv(inputs[0], rows.qkv)
             layer.output(inputs[1], rows.hidden)
-            layer.gate_up(inputs[0], rows.wide)
+            layer.gate_up(inputs[0], rows.wide, rows.narrow, inputs[2])
             layer.down(inputs[2], rows.hidden)
             continue
         layer.qkv(rows.hidden, rows.qkv, rows.partials)

@@ -198,6 +198,37 @@ def unscaled_rope_epilogue(ahead: bool) -> Any:
     return fused_unscaled_rope
 
 
+def fp8_epilogue(ahead: bool) -> Any:
+    """The product of e4m3 numbers times the scales of its row and column."""
+    from quack.epilogue.frontend import gemm_epilogue
+    from quack.epilogue.ops import ColVecLoad, RowVecLoad
+
+    scales = {"scale": ColVecLoad("scale"), "columns": RowVecLoad("columns")}
+
+    @gemm_epilogue(ops=scales, extra_ops=extra_operands(ahead))
+    def fused_fp8(acc, scale, columns):
+        return {"D": acc * scale * columns}
+
+    return fused_fp8
+
+
+def fp8_swiglu_epilogue(ahead: bool) -> Any:
+    """silu of its even columns times the odd ones."""
+    from quack.activation import swiglu
+    from quack.epilogue.frontend import gemm_epilogue
+    from quack.epilogue.math import unpack
+    from quack.epilogue.ops import ColVecLoad, RowVecLoad
+
+    scales = {"scale": ColVecLoad("scale"), "columns": RowVecLoad("columns")}
+
+    @gemm_epilogue(outputs=("out",), ops=scales, mode="acc_pair", extra_ops=extra_operands(ahead))
+    def fused_fp8_swiglu(acc, scale, columns):
+        gate, up = unpack(acc * scale * columns)
+        return {"out": swiglu(gate, up)}
+
+    return fused_fp8_swiglu
+
+
 # QuACK's epilogue objects; it is imported by what makes them.
 EPILOGUE_MAKERS: Mapping[Epilogue, Callable[[bool], Any]] = {
     "plain": plain_epilogue,
@@ -210,6 +241,8 @@ EPILOGUE_MAKERS: Mapping[Epilogue, Callable[[bool], Any]] = {
     "unscaled-rope": unscaled_rope_epilogue,
     "rms-swiglu": partial(scaled_swiglu_epilogue, kernel="rms-swiglu"),
     "rms-rope": partial(rope_epilogue, kernel="rms-rope"),
+    "fp8": fp8_epilogue,
+    "fp8-swiglu": fp8_swiglu_epilogue,
 }
 
 
@@ -233,7 +266,7 @@ def next_kernel_early() -> Iterator[None]:
 
 
 def compile_object(kernel: ProductKernel, cache: Path) -> Path:
-    """Trace and compile for bf16; the object file in `cache` that holds it.
+    """Trace and compile for bf16 or e4m3; the object file in `cache` that holds it.
 
     The environment names the architecture and the cache folder, read when quack is imported.
     """
@@ -244,9 +277,11 @@ def compile_object(kernel: ProductKernel, cache: Path) -> Path:
     epilogue = EPILOGUE_MAKERS[kernel.epilogue](kernel.ahead)
     with FakeTensorMode(), next_kernel_early() if kernel.early else nullcontext():
         traced = operands_of(kernel)
+        factors = torch.float8_e4m3fn if kernel.is_fp8 else torch.bfloat16
         later = {"ahead": empty(_WIDTH, _WIDTH)} if kernel.ahead else {}
         epilogue.gemm(
-            empty(_ROWS, _WIDTH), empty(2 * _WIDTH, _WIDTH), traced.out, traced.residual,
+            empty(_ROWS, _WIDTH, dtype=factors), empty(2 * _WIDTH, _WIDTH, dtype=factors),
+            traced.out, traced.residual,
             epi_args={**traced.operands, **later}, tile_M=kernel.tile_m, tile_N=kernel.tile_n,
             pingpong=kernel.pingpong, cluster_M=kernel.cluster_m, cluster_N=kernel.cluster_n,
             tile_K=None if kernel.tile_k == TILE_K else kernel.tile_k, _launch=False, **traced.options,
@@ -272,6 +307,14 @@ def operands_of(kernel: ProductKernel) -> TracedOperands:
     out, column, scale = empty(_ROWS, 2 * _WIDTH), empty(2 * _WIDTH), empty(_ROWS, dtype=torch.float32)
     if kernel.epilogue.startswith("rms-"):
         scale = empty(_ROWS, 8, dtype=torch.float32)
+    if kernel.is_fp8:
+        scales = {"scale": scale, "columns": empty(2 * _WIDTH, dtype=torch.float32)}
+        # Sums stay in the tensor cores' own accumulators, of some 14 bits, as in torch's use_fast_accum.
+        options: dict[str, Any] = {"post_init_attrs": (("fp8_slow_accum", False),)}
+        if kernel.epilogue == "fp8":
+            return TracedOperands(out, None, scales, options)
+        halves = {"concat_layout": ("B",)}
+        return TracedOperands(None, None, {"out": empty(_ROWS, _WIDTH)} | scales, options | halves)
     if kernel.epilogue.endswith("swiglu"):
         operands = {"out": empty(_ROWS, _WIDTH)} | ({} if kernel.epilogue == "swiglu" else {"scale": scale})
         return TracedOperands(None, None, operands, {"concat_layout": ("B",)})

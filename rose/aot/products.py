@@ -22,9 +22,11 @@ from typing import Literal, cast, get_args
 # unscaled-rope: the same of the product itself.
 # rms-swiglu, rms-rope: as scaled-swiglu and rope; the scale is 1 / root mean square of the row of x, computed
 #                in the kernel from the sums that residual stored.
+# fp8:           scale[m] * scale[n] times the product of x and w in e4m3, stored as bf16.
+# fp8-swiglu:    swiglu of that.
 Epilogue = Literal[
     "plain", "bias", "swiglu", "scaled-swiglu", "rms-swiglu", "gelu", "residual", "rope", "unscaled-rope",
-    "rms-rope",
+    "rms-rope", "fp8", "fp8-swiglu",
 ]  # fmt: skip
 EPILOGUES: tuple[Epilogue, ...] = get_args(Epilogue)
 
@@ -36,7 +38,7 @@ ROW_EPS = 1e-6
 TILE_K = 64
 
 _NAME = re.compile(
-    r"gemm-([a-z-]+)-(\d+)x(\d+)(?:x(\d+))?-(pingpong|cooperative)-(\d)x(\d)(-early)?(-ahead)?"
+    r"gemm-([a-z0-9-]+)-(\d+)x(\d+)(?:x(\d+))?-(pingpong|cooperative)-(\d)x(\d)(-early)?(-ahead)?"
 )
 
 
@@ -59,6 +61,11 @@ class ProductKernel:
     tile_k: int = TILE_K
     early: bool = False
     ahead: bool = False
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether x and w are e4m3, not bf16."""
+        return self.epilogue.startswith("fp8")
 
     @property
     def name(self) -> str:

@@ -25,6 +25,8 @@ from rose.kernels.tables import in_use, read_choices
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rose.kernels.fp8 import Fp8Rows
+
 log = logging.getLogger(__name__)
 
 TABLE_PATH = Path(__file__).with_name("fused_h200.json")
@@ -93,6 +95,14 @@ class FusedGemm:
     ) -> None:
         """As swiglu of x, each row times its scale: f32[M], or for rms-swiglu what `residual` returned."""
         self._run(x, weight, None, None, scale, _half(weight, out), ahead=ahead)
+
+    def fp8(self, x: Fp8Rows, weight: Tensor, columns: Tensor, out: Tensor) -> None:
+        """out [M, N] = x weightᵀ * columns [N]. weight: e4m3. columns: f32, the scales of its rows."""
+        self._run(x.values, weight, out, None, x.scale.view(-1), columns)
+
+    def fp8_swiglu(self, x: Fp8Rows, weight: Tensor, columns: Tensor, out: Tensor) -> None:
+        """As swiglu of that product. columns: f32[N], the scales of gate's and up's rows in turns."""
+        self._run(x.values, weight, None, None, x.scale.view(-1), columns, _half(weight, out))
 
     def gelu(self, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
         """out [M, N] = gelu(x weightᵀ + bias [N]), the exact form."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rose.kernels.fp8 import add_rms_norm_fp8, quantize_rows, silu_mul_fp8
+from rose.kernels.fp8 import add_rms_norm_fp8, quantize_rows
 from rose.layers.decoder import DecoderReader, ProductNames, attend, pick
+from rose.layers.fp8_linear import Fp8Gated
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +35,7 @@ class Fp8DecoderLayer:
     rope: QkRope
     output: Fp8Linear
     mlp_norm: RmsNorm
-    gate_up: Fp8Linear
+    gate_up: Fp8Gated
     down: Fp8Linear
     scratch: Fp8Scratch
 
@@ -57,8 +58,8 @@ class Fp8DecoderLayer:
     def mix(self, rows: DecoderBuffers) -> Tensor:
         """See DecoderLayer.mix."""
         mixed = self.output(self._quantized(rows.context), rows.hidden)
-        wide = self.gate_up(self._normed(mixed, self.mlp_norm, rows), rows.wide)
-        gated = silu_mul_fp8(wide, self.scratch.rows(*rows.narrow.shape))
+        normed, gated = self._normed(mixed, self.mlp_norm, rows), self.scratch.rows(*rows.narrow.shape)
+        self.gate_up(normed, rows.wide, rows.narrow, gated)
         return self.down(gated, rows.hidden)
 
     def _quantized(self, x: Tensor) -> Fp8Rows:
@@ -81,7 +82,7 @@ def read_layer(
         rope=read.rope(index, cos_sin),
         output=weights.linear({names.output: size}, query),
         mlp_norm=read.norm(f"{name}.post_attention_layernorm.weight"),
-        gate_up=weights.linear(names.gate_up, size),
+        gate_up=Fp8Gated(weights.linear(names.gate_up, size)),
         down=weights.linear({names.down: size}, inner),
         scratch=weights.scratch(max(size, query, inner)),
     )

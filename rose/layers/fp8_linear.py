@@ -1,6 +1,7 @@
 """The linear layer whose weight and input are FP8, and where its input lies.
 
-Products are cuBLAS's (CUTLASS's before CUDA 12.9), with a scale for each row of the input and of the weight.
+Products have a scale for each row of the input and of the weight. They are cuBLAS's (CUTLASS's before CUDA
+12.9), or where that was measured to be faster kernels built ahead of time, which may include SwiGLU.
 On a CPU they are computed in fp32 from the same FP8 numbers: right, and slow.
 """
 
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rose.kernels.fp8 import E4M3, Fp8Rows
+from rose.kernels.fp8 import E4M3, Fp8Rows, quantize_rows, silu_mul_fp8
+from rose.kernels.fused import FusedLookup, fused_gemm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,11 +26,12 @@ _TILE_ROWS = 256
 
 
 class Fp8Linear:
-    """y = x Wᵀ + b. weight: e4m3[N, K] with f32[N, 1]. bias: [N] or None."""
+    """y = x Wᵀ + b. weight: e4m3[N, K] with f32[N, 1]. bias: [N] or None. lookup: of kernels built ahead."""
 
-    def __init__(self, weight: Fp8Rows, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Fp8Rows, bias: Tensor | None = None, lookup: FusedLookup = fused_gemm) -> None:
         self.weight = weight
         self.bias = bias
+        self._lookup = lookup
 
     def __repr__(self) -> str:
         n, k = self.weight.values.shape
@@ -37,6 +40,10 @@ class Fp8Linear:
     def __call__(self, x: Fp8Rows, out: Tensor) -> Tensor:
         """out [T, N] = the product of x [T, K]; returned. On a GPU `out` is bf16 and nothing is allocated."""
         weight, bias = self.weight, self.bias
+        fused = self._lookup("fp8", len(out), *weight.values.shape) if bias is None else None
+        if fused is not None:
+            fused.fp8(x, weight.values, weight.scale.view(-1), out)
+            return out
         if out.is_cuda:
             return torch._scaled_mm(
                 x.values,
@@ -50,6 +57,27 @@ class Fp8Linear:
             )
         total = (x.values.float() @ weight.values.float().t()) * x.scale * weight.scale.t()
         return out.copy_(total if bias is None else total + bias.float())
+
+
+class Fp8Gated:
+    """silu(x gateᵀ) * (x upᵀ). linear: of the weight gate over up, without a bias. lookup: as above."""
+
+    def __init__(self, linear: Fp8Linear, lookup: FusedLookup = fused_gemm) -> None:
+        self.linear = linear
+        self._columns = linear.weight.scale.view(2, -1).t().flatten()
+        self._lookup = lookup
+
+    def __call__(self, x: Fp8Rows, wide: Tensor, narrow: Tensor, out: Fp8Rows) -> Fp8Rows:
+        """Of x [T, K], in `out` [T, I], which is returned and may lie where x does.
+
+        wide: [T, 2I]. narrow: [T, I]. Either holds what comes before.
+        """
+        weight = self.linear.weight.values
+        fused = self._lookup("fp8-swiglu", len(narrow), *weight.shape)
+        if fused is None:
+            return silu_mul_fp8(self.linear(x, wide), out)
+        fused.fp8_swiglu(x, weight, self._columns, narrow)
+        return quantize_rows(narrow, out)
 
 
 class Fp8Scratch:

@@ -58,6 +58,17 @@ def _scaled_swiglu(kernel, product, out, residual, scale, target):
     _swiglu(kernel, product * scale[:, None], out, residual, target)
 
 
+def _fp8(kernel, product, out, residual, scale, columns):
+    assert residual is None and {scale.dtype, columns.dtype} == {torch.float32}
+    assert (scale.shape, columns.shape) == ((len(product),), (product.shape[1],))
+    out.copy_(product * scale[:, None] * columns)
+
+
+def _fp8_swiglu(kernel, product, out, residual, scale, columns, target):
+    halves = columns.view(-1, 2).t().flatten()  # as the halves of the weight, which are read in turns
+    _swiglu(kernel, product * scale[:, None] * halves, out, residual, target)
+
+
 def _gelu(kernel, product, out, residual, bias):
     assert residual is None
     out.copy_(torch.nn.functional.gelu(product + bias.float()))
@@ -100,6 +111,8 @@ EPILOGUES = {
     "unscaled-rope": _unscaled_rope,
     "rms-swiglu": _scaled_swiglu,
     "rms-rope": _rope,
+    "fp8": _fp8,
+    "fp8-swiglu": _fp8_swiglu,
 }
 # Where among the operands those that make a factor a row of sums of squares have the sums.
 SCALES = {"rms-swiglu": 0, "rms-rope": 4}

@@ -16,6 +16,7 @@ from rose.layers.fp8_weights import DequantizedWeights, Fp8Weights
 from rose.models.registry import build_model
 from rose.reference import reference_vectors
 from rose.weights import MappedWeights, WeightSource, dummy_weights
+from tests.unit.kernels.fused_fake import fake_lookup
 from tests.unit.rose.bert_cases import CPU, least_cosine, random_sequences, run
 from tests.unit.rose.test_padding import small
 
@@ -139,3 +140,21 @@ def test_scratch_is_bounded():
     scratch = Fp8Weights(MappedWeights({}, "memory"), CPU, 16).scratch(64)
     with pytest.raises(ValueError, match="17 tokens; the scratch holds 16"):
         scratch.rows(17, 64)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_kernels_built_ahead_give_the_same(gated):
+    """For other scales in every row, so that none is taken for another."""
+    n, k, rows = 64, 32, 5
+    scale = torch.rand(n, 1) + 0.5
+    weight = kernels.Fp8Rows(torch.randn(n, k).to(E4M3), scale)
+    x = kernels.Fp8Rows(torch.randn(rows, k).to(E4M3), torch.rand(rows, 1) + 0.5)
+    found = []
+    for lookup in (fake_lookup, lambda *key: None):
+        linear = fp8_linear.Fp8Linear(weight, lookup=lookup)
+        if gated:
+            layer, out = fp8_linear.Fp8Gated(linear, lookup), kernels.Fp8Rows.empty(rows, n // 2, CPU)
+            found.append(layer(x, torch.zeros(rows, n), torch.zeros(rows, n // 2), out).float())
+        else:
+            found.append(linear(x, torch.zeros(rows, n)))
+    torch.testing.assert_close(*found, rtol=2.0**-3 if gated else 1e-5, atol=1e-2 if gated else 1e-5)
