@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TypeAlias, cast
+from typing import Annotated, TypeAlias, cast
 
 import msgspec
 import numpy as np
@@ -60,7 +60,9 @@ class InputLimits:
     max_request_tokens: int
 
 
-InputValue: TypeAlias = str | list[str | int | list[int]]
+# Without bounds, digits of any number are read: 0.2 ms for 4000 of them.
+Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+InputValue: TypeAlias = str | list[str | Int64 | list[Int64]]
 
 
 def read_input(value: InputValue | None, limits: InputLimits, name: str = "input") -> Inputs:

@@ -8,7 +8,9 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from gateway.body_values import check_values
 from gateway.errors import ApiError, ErrorKind
+from gateway.inputs import InputValue
 from gateway.media import Media
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -35,7 +37,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     outputs: any of "dense", "sparse" and "multi_vector", from one pass; None: dense vectors.
     """
 
-    input: str | list[str | int | list[int]] | None = None
+    input: InputValue | None = None
     input_ids: memoryview | None = None
     lengths: memoryview | None = None
     model: str | None = None
@@ -188,6 +190,7 @@ def decode(kind: type[S], body: bytes, media: Media) -> S:
     Raises:
         ApiError: INVALID_BODY, with the byte or the field at fault.
     """
+    check_values(body, media)
     try:
         decoded: S = _decoder(kind, media).decode(body)
         return decoded

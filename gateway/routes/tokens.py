@@ -6,7 +6,7 @@ import msgspec
 
 from gateway.errors import ApiError, ErrorKind
 from gateway.exchange import Answer, Call
-from gateway.inputs import Texts, check_items, invalid, read_input
+from gateway.inputs import Int64, Texts, check_items, invalid, read_input
 from gateway.pipeline import Pipeline
 from gateway.prompts import Prompts
 from gateway.rendering import answer
@@ -27,7 +27,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 class DecodeRequest(msgspec.Struct, kw_only=True):
     """ids: of one text or of several. skip_special_tokens: leave them out, which is the default."""
 
-    ids: list[str | int | list[int]] | None = None
+    ids: list[str | Int64 | list[Int64]] | None = None
     skip_special_tokens: bool | None = None
 
 
