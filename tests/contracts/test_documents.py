@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import server
+from gateway.body_values import MAX_CONTAINERS, MAX_VALUES
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -61,6 +62,8 @@ def test_figures_in_the_documents_are_the_defaults(repo_root: Path) -> None:
         options.max_items,
         options.max_request_tokens,
         options.max_body_bytes // 2**20,
+        MAX_CONTAINERS,
+        MAX_VALUES,
         options.head_timeout_s,
         options.body_timeout_s,
         options.keepalive_timeout_s,

@@ -63,7 +63,7 @@ BAD = [
     ("an id far too high", {"input": [[1], [99_999_999]]}, "input[1][0] is token id 99999999"),
     ("a negative id", {"input": [-1]}, "input[0] is token id -1"),
     ("an id beyond int32", {"input": [[5, 2**31]]}, f"input[0][1] is token id {2**31}"),
-    ("an id beyond int64", {"input": [-(10**30)]}, "Expected `int` >= -9223372036854775808 - at `$.input[0]`"),
+    ("an id beyond int64", {"input": [-(10**30)]}, "Expected `int` >= -9223372036854775808"),
     ("too many items", {"input": ["a"] * 2049}, "input has 2049 items; this server takes at most 2048"),
     ("too many tokens", {"input": [3] * 513}, "input[0] has 513 tokens; this model takes at most 512"),
     ("too long a text", {"input": ["a", "b" * 511]}, "input[1] has 513 tokens; this model takes at most 512"),
