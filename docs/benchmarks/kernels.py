@@ -186,6 +186,7 @@ class NoAttention:
 
     name = "none"
     capturable = True
+    plans = False
 
     def plan(self, host_cu_seqlens: np.ndarray, num_tokens: int, slot: int) -> None:
         """Nothing to do."""

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from rose.attention.backends import load_backends
+from rose.batch import RaggedBatch
 from rose.config import ModelConfig, load_config
 from rose.device_batch import DeviceBatch, Outputs
+from rose.engine import EngineOptions, load_engine
 from rose.kernels import dispatch, fp8
 from rose.kernels.fp8 import Fp8Rows, NormedRows
 from rose.kernels.norm import LayerNorm, RmsNorm
@@ -203,3 +205,19 @@ def test_a_forward_can_be_captured(alias: str) -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert torch.nn.functional.cosine_similarity(captured.vectors[:-1], eager.vectors[:-1]).min() > 0.999
+
+
+def test_an_engine_serves_fp8_eagerly_and_from_graphs() -> None:
+    """And a sequence's row is its own whatever it is batched with."""
+    options = EngineOptions(dtype="fp8", device="cuda", max_batch_tokens=1024)
+    engine = load_engine(PRESETS / "minilm", options, dummy=True, model_name="test")
+    assert engine.info.dtype == "fp8"
+    rng = np.random.default_rng(0)
+    sequences = [rng.integers(1000, 20_000, length, np.int32) for length in LENGTHS]
+    batch = RaggedBatch.pack(sequences)
+    results = [engine.step(batch).result().vectors.copy() for _ in range(4)]
+    alone = np.concatenate([engine.step(RaggedBatch.pack([ids])).result().vectors for ids in sequences])
+    engine.close()
+    for vectors in (*results, alone):
+        cosines = torch.nn.functional.cosine_similarity(*map(torch.from_numpy, (vectors, results[0])))
+        assert cosines.min() > 0.999
