@@ -43,13 +43,14 @@ class Fp8Weights:
 
     def __init__(self, source: WeightSource, device: torch.device, max_tokens: int) -> None:
         self._source = source
+        self._plain = DequantizedWeights(source)
         self._device = device
         self._max_tokens = max_tokens
         self._scratch: Fp8Scratch | None = None
 
     def tensor(self, name: str, shape: Shape) -> Tensor:
-        """See WeightSource.tensor."""
-        return self._source.tensor(name, shape)
+        """See WeightSource.tensor; what is stored in FP8 comes as the numbers that it stands for."""
+        return self._plain.tensor(name, shape)
 
     def linear(self, heights: Mapping[str, int], width: int, bias: Tensor | None = None) -> Fp8Linear:
         """Layers by name, each width -> height features, over each other as one.

@@ -109,6 +109,15 @@ def test_stored_fp8_is_taken_as_it_is():
     assert least_cosine(kept, dequantized) >= 0.99
 
 
+def test_heads_stored_in_fp8_are_multiplied_out():
+    stored = {
+        "dense.weight": torch.full((2, 3), 2.0).to(E4M3),
+        "dense.weight_scale": torch.tensor([[0.5], [4.0]]),
+    }
+    tensor = Fp8Weights(MappedWeights(stored, "here"), CPU, 16).tensor("dense.weight", (2, 3))
+    assert tensor.tolist() == [[1.0] * 3, [8.0] * 3]
+
+
 def test_stored_fp8_without_scales_is_refused():
     weights = Fp8Weights(MappedWeights({"x.weight": torch.zeros(16, 16).to(E4M3)}, "here"), CPU, 16)
     with pytest.raises(ModelLoadError, match=r"here: tensor 'x\.weight_scale' is missing"):
