@@ -34,6 +34,18 @@ def honour_neighbours(backend: Backend, folder: Path) -> None:
         _end_texts(backend, _name(settings.get("eos_token")), folder / "tokenizer_config.json")
 
 
+def wants_types(folder: Path) -> bool:
+    """Whether the model was trained with the template's token types: model_input_names may leave them out.
+
+    transformers then hands over none, so that they are all zero.
+
+    Raises:
+        ModelLoadError: tokenizer_config.json is damaged.
+    """
+    names = _read(folder / "tokenizer_config.json").get("model_input_names")
+    return not isinstance(names, list) or "token_type_ids" in names
+
+
 def _end_texts(backend: Backend, end: str, path: Path) -> None:
     end_id = backend.token_to_id(end)
     if end_id is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,26 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from gateway.tokenization.base import PairTokens, SpecialTokens, Token
-from gateway.tokenization.beside import honour_neighbours
+from gateway.tokenization.beside import honour_neighbours, wants_types
 from rose.batch import Int32
 from rose.errors import ModelLoadError
 
 
 class HuggingFaceTokenizer:
-    """A tokenizer.json. Its own truncation and padding are switched off: lengths have one rule, not its."""
+    """A tokenizer.json. Its own truncation and padding are switched off: lengths have one rule, not its.
 
-    def __init__(self, backend: Backend) -> None:
+    typed: False: the model gets no token types, whatever the template has.
+    """
+
+    def __init__(self, backend: Backend, *, typed: bool = True) -> None:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self._backend_name = "tokenizers"
         self._special_tokens = _special_tokens(backend)
-        self._pair_tokens = _pair_tokens(backend)
+        self._typed = typed
+        pair = _pair_tokens(backend)
+        self._pair_tokens = pair if typed else replace(pair, types=(0, 0, 0, 0, 0))
         self._vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @classmethod
@@ -42,7 +48,7 @@ class HuggingFaceTokenizer:
             raise ModelLoadError(f"cannot read the tokenizer {path}: {error}") from error
         backend.no_truncation()  # else the probes of what it adds may be cut
         honour_neighbours(backend, path.parent)
-        return cls(backend)
+        return cls(backend, typed=wants_types(path.parent))
 
     @property
     def vocab_size(self) -> int:
@@ -83,7 +89,7 @@ class HuggingFaceTokenizer:
         """A copy to which special tokens that a text spells out are ordinary words."""
         backend = Backend.from_str(self._backend.to_str())
         backend.encode_special_tokens = True
-        return HuggingFaceTokenizer(backend)
+        return HuggingFaceTokenizer(backend, typed=self._typed)
 
     def encode(self, texts: Sequence[str], max_tokens: int | None = None) -> list[Int32]:
         """Ids of each text, i32[n], with the template. max_tokens: cut as SpecialTokens.truncate does.

@@ -222,6 +222,29 @@ def test_texts_end_where_only_the_settings_say_so(tmp_path: Path, name: str, end
         assert own("w1 w2")["input_ids"] == tokenizer.encode(["w1 w2"])[0].tolist()
 
 
+@pytest.mark.parametrize(
+    ("names", "types"),
+    [
+        (None, (0, 0, 0, 1, 1)),
+        (["input_ids", "token_type_ids", "attention_mask"], (0, 0, 0, 1, 1)),
+        (["input_ids", "attention_mask"], (0, 0, 0, 0, 0)),
+    ],
+)
+def test_types_are_those_that_the_settings_let_through(
+    tmp_path: Path, names: list[str] | None, types: tuple[int, ...]
+) -> None:
+    words = backend("$A")
+    special = [("<s>", 50), ("</s>", 51)]
+    words.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> $B:1 </s>:1", special_tokens=special
+    )
+    words.save(str(tmp_path / "tokenizer.json"))
+    settings = {} if names is None else {"model_input_names": names}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = HuggingFaceTokenizer.from_file(tmp_path / "tokenizer.json")
+    assert tokenizer.pair_tokens.types == tokenizer.literal().pair_tokens.types == types
+
+
 def test_byte_level_offsets_stay_when_an_end_is_added(tmp_path: Path) -> None:
     words = backend("$A")
     words.post_processor = processors.ByteLevel(trim_offsets=True)

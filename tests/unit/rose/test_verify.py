@@ -187,11 +187,21 @@ def test_other_weights_fail(
     assert out.endswith("NOT the same\n") and "other tokens" not in out
 
 
-def test_a_tokenizer_that_gives_no_types_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Authors' code would then run pairs with all types zero; tokenizer.json says otherwise."""
+def test_settings_that_name_no_types_are_honoured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Authors' code then runs pairs with all types zero, and so does this server."""
     folder = save(tmp_path, "ms-marco-MiniLM")
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_input_names": ["input_ids"]}))
+    assert run(folder) == 0
+    assert "other tokens: " not in capsys.readouterr().out
+
+
+def test_a_class_that_gives_no_types_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Authors' code would then run pairs with all types zero; only tokenizer.json says otherwise."""
+    folder = save(tmp_path, "ms-marco-MiniLM")
+    path = folder / "tokenizer_config.json"
+    settings = {k: v for k, v in json.loads(path.read_text()).items() if k != "model_input_names"}
+    path.write_text(json.dumps(settings | {"tokenizer_class": "PreTrainedTokenizerFast"}))
     assert run(folder) == 1
     out = capsys.readouterr().out
     assert out.count("other tokens: ") == 27 and "worst difference 0.0000" in out
