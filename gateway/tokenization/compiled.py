@@ -39,7 +39,8 @@ class _Workspace:
 
     def encode(self, texts: Sequence[bytes], most: int) -> tuple[list[Int32], list[int]]:
         """Rows of ids with the template, at most `most` of a text's own; and which texts are referred."""
-        self._make_room_for(len(texts))
+        if len(texts) >= len(self._text_bounds):
+            self._make_room_for(len(texts))
         bounds = self._text_bounds[: len(texts) + 1]
         if len(texts) == 1:
             bounds[1] = len(texts[0])
@@ -78,8 +79,6 @@ class _Workspace:
         return addresses_of([*self._output, self._state, *own])
 
     def _make_room_for(self, num_texts: int) -> None:
-        if num_texts < len(self._text_bounds):
-            return
         self._text_bounds = np.zeros(2 * num_texts, np.int64)
         self._output = self._output._replace(bounds=np.zeros(2 * num_texts, np.int64))
         self._memory = self._addresses()
@@ -127,13 +126,12 @@ class CompiledTokenizer:
         """Ids of each text, i32[n], with the template. max_tokens: cut as SpecialTokens.truncate does."""
         around = len(self._template.prefix) + len(self._template.suffix)
         most = _NO_LIMIT if max_tokens is None else max(max_tokens - around, 0)
-        prepared = [self._prepare(text) for text in texts]
+        prepared, refused = self._prepare(texts)
         workspace = self._take()
-        rows, referred = workspace.encode([b"" if text is None else text for text in prepared], most)
+        rows, referred = workspace.encode(prepared, most)
         if workspace.is_modest:
             self._workspaces.append(workspace)
-        if None in prepared:
-            referred += [index for index, text in enumerate(prepared) if text is None]
+        referred += refused
         if referred:
             again = self._reference.encode([texts[index] for index in referred], max_tokens)
             for index, row in zip(referred, again, strict=True):
@@ -150,11 +148,20 @@ class CompiledTokenizer:
         """The text of each sequence of ids, which are in [0, vocab_size)."""
         return self._reference.decode(sequences, skip_special_tokens=skip_special_tokens)
 
-    def _prepare(self, text: str) -> bytes | None:
-        try:
-            return self._kernel.prepare(text)
-        except UnicodeEncodeError:
-            return None
+    def _prepare(self, texts: Sequence[str]) -> tuple[list[bytes], list[int]]:
+        """What the kernel reads of each text, and which texts are not for it."""
+        prepare = self._kernel.prepare
+        prepared: list[bytes] = []
+        refused: list[int] = []
+        for index, text in enumerate(texts):
+            try:
+                encoded = prepare(text)
+            except UnicodeEncodeError:  # a lone surrogate
+                encoded = None
+            if encoded is None:
+                refused.append(index)
+            prepared.append(encoded or b"")
+        return prepared, refused
 
     def _take(self) -> _Workspace:
         """A workspace that no other thread uses; a list's pop is one step under the GIL."""

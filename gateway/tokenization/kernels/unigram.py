@@ -47,10 +47,12 @@ from rose.batch import Int32
 
 _SPACE = 0x20
 _UNDERLINE = 0x2581  # "▁", E2 96 81
-# First bytes of that character and others up to U+2FFF, and of the lowest mark that joins, U+0300.
-_UNDERLINE_LEAD, _MARK_LEAD = 0xE2, 0xCC
+# First byte of the lowest mark that joins, U+0300.
+_MARK_LEAD = 0xCC
 _ZERO_WIDTH_JOINER = 0x200D
 _NEWLINE, _RETURN = 10, 13
+# Of code points that may become something else; an UNKNOWN one has all of these.
+_CHANGES = MAPPED | OPENS | BLANK
 
 
 # Places in the rules. PREFIXES: words get a "▁" in front; the text's first only, if not SPLIT_SPACES.
@@ -326,7 +328,10 @@ def _begin_byte(memory: Int64) -> int:
 
 @inner
 def _copy_plain(text: Bytes, stop: int, memory: Int64) -> None:
-    """Copy characters that stay as they are, up to what does not or is joined by a mark."""
+    """Copy characters that stay as they are, up to one that does not or that a mark may change.
+
+    A mark that has no form of its own changes nothing behind a character that begins no key.
+    """
     state, plain = array_at(memory, STATE, np.int64), array_at(memory, _PLAIN, np.uint8)
     word, classes = array_at(memory, _WORD, np.uint8), array_at(memory, _CLASSES, np.uint8)
     at, used = state[_AT], state[_USED]
@@ -337,11 +342,13 @@ def _copy_plain(text: Bytes, stop: int, memory: Int64) -> None:
         if size == 1:
             if not plain[lead]:
                 break
-        elif lead == _UNDERLINE_LEAD or classes[code_point(text, at)] != 0:
-            break
+        else:
+            point = code_point(text, at)
+            if point == _UNDERLINE or classes[point] & _CHANGES:
+                break
         if at + size < stop and text[at + size] >= _MARK_LEAD:
             following = classes[code_point(text, at + size)]
-            if following == UNKNOWN or following & JOINS:
+            if following & JOINS and (size == 1 or following & _CHANGES):
                 break
         for _ in range(size):
             word[used] = text[at]
