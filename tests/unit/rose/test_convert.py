@@ -17,8 +17,9 @@ from rose.batch import RaggedBatch
 from rose.config import load_config
 from rose.convert import __main__ as command
 from rose.convert import folder as writing
+from rose.convert.record import WatchedLinear
 from rose.engine import EngineOptions, load_engine
-from rose.kernels.fp8 import E4M3
+from rose.kernels.fp8 import E4M3, Fp8Rows
 from rose.reference import reference_vectors
 from rose.weights import open_weights
 from tests.unit.rose.bert_cases import least_cosine, random_sequences
@@ -161,6 +162,14 @@ def test_calibration_measures_every_input(minilm_folder: Path, tmp_path: Path) -
         largest / 448, rel=1e-4
     )
     torch.testing.assert_close(vectors_of(out, "fp8"), vectors_of(minilm_folder, "fp8"), rtol=1e-5, atol=1e-5)
+
+
+def test_the_scale_of_inputs_is_the_largest_of_any_row() -> None:
+    weight = Fp8Rows(torch.ones(1, 16).to(E4M3), torch.ones(1, 1))
+    linear = WatchedLinear(weight, None)
+    for scales in ([0.5, 3.0], [1.0, 0.25]):
+        linear(Fp8Rows(torch.ones(2, 16).to(E4M3), torch.tensor(scales)[:, None]), torch.zeros(2, 1))
+    assert linear.input_scale == 3.0
 
 
 def first_inputs(folder: Path, texts: list[str]) -> float:

@@ -47,7 +47,7 @@ class Uneven(MappedWeights):
         tensor = self._dummy.tensor(name, shape)
         if len(shape) == 2:
             return 3.0 * tensor
-        noise = self._dummy.tensor(f"noise of {name}", shape)
+        noise = self._dummy.tensor(f"{name}, noise", shape)  # a name that ends as a norm's does gives ones
         return tensor + 10.0 * noise
 
 
