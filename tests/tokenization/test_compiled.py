@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.tokenization import bench
-from gateway.tokenization.kernels import bpe, unigram
+from gateway.tokenization.kernels import bpe, jit, unigram
 from gateway.tokenization.loading import compiled, load_tokenizer
 from gateway.tokenization.unsupported import UnsupportedError
 from tests.tokenization.exact import vocabulary
@@ -66,6 +66,7 @@ def test_without_numba_the_library_serves_and_says_so(t5: Path, tmp_path: Path) 
     assert printed.endswith(ids_of(t5))
 
 
+@pytest.mark.long
 def test_where_no_cache_can_be_written_every_start_compiles(t5: Path, tmp_path: Path) -> None:
     """A file is where the folder would be: not even root can write there."""
     nowhere = tmp_path / "file"
@@ -73,18 +74,23 @@ def test_where_no_cache_can_be_written_every_start_compiles(t5: Path, tmp_path: 
     assert start(t5, nowhere) == f"unigram {ids_of(t5)}"
 
 
-def test_code_is_kept_for_the_next_start(t5: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert jit._cache_folder() is None
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
+    folder = jit._cache_folder()
+    assert folder is not None
+    assert folder.is_dir()
+
+
+def test_code_is_kept_and_damage_to_it_does_not_stop_a_start(t5: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     assert start(t5, cache) == f"unigram {ids_of(t5)}"
     kept = {path: path.stat().st_mtime_ns for path in cache.rglob("*.nbc")}
     assert kept
     assert start(t5, cache) == f"unigram {ids_of(t5)}"
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.nbc")} == kept
-
-
-def test_damaged_code_does_not_stop_a_start(t5: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    start(t5, cache)
     for path in cache.rglob("*.nb?"):
         path.write_bytes(path.read_bytes()[:100])
     assert start(t5, cache).endswith(ids_of(t5))
