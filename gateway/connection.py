@@ -78,8 +78,12 @@ class Connection(RequestHandler):
             self._stop_head_timer()
             if self._current_request is not None or len(self._messages) > 1:
                 self._end_body()
-        elif self._head_timer is None and self._waiter is not None and not self._waiter.done():
+        elif self._head_timer is None and self._awaits_head():
             self._head_timer = self._loop.call_later(self._patience.head_s, self._give_up_head)
+
+    def _awaits_head(self) -> bool:
+        """Whether bytes that made no request are of a head; of a new connection aiohttp may not wait yet."""
+        return self._request_count == 0 or (self._waiter is not None and not self._waiter.done())
 
     def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 
@@ -94,13 +95,24 @@ async def test_what_drips_in_is_408_and_the_connection_closes(
         await server.assert_works()
 
 
-async def test_a_head_that_stops_is_408_too() -> None:
+@pytest.mark.parametrize("earlier", [0, 1])
+async def test_a_head_that_stops_is_408_too(earlier: int) -> None:
     async with impatient(head_s=0.2) as server:
-        reader, writer = await connected(server, 1)
+        reader, writer = await connected(server, earlier)
         writer.write(HEAD[:20])
         assert (await answer(reader))[0] == 408
         assert await reader.read() == b""
         writer.close()
+
+
+async def test_a_head_that_stops_before_its_connection_is_accepted_is_408_too() -> None:
+    async with impatient(head_s=0.2) as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as early:
+            early.sendall(HEAD[:1])
+            reader, writer = await asyncio.open_connection(sock=early)
+            assert (await answer(reader))[0] == 408
+            assert await reader.read() == b""
+            writer.close()
 
 
 async def test_a_head_in_pieces_within_the_limit_is_served() -> None:
