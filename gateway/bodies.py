@@ -38,11 +38,11 @@ class BodyReader:
             if request.content.is_eof():  # it came with the head: no timer, no copy
                 return self._whole(request.content)
             async with asyncio.timeout(self._timeout_s):
-                return await request.read()
+                return await (request.read() if encoding is None else self._inflated(request.content))
         except TimeoutError:
             message = f"the body did not come within {self._timeout_s:g} s"
             raise ApiError(ErrorKind.BODY_TIMEOUT, message, closes=True) from None
-        except web.HTTPRequestEntityTooLarge:  # chunked, or inflated from a compressed body
+        except web.HTTPRequestEntityTooLarge:  # chunked
             raise self._too_large("is too large") from None
         except web.RequestPayloadError as error:  # broken compression or chunks
             cause = error.__cause__  # aiohttp's own; its text is a status and an indented message
@@ -50,15 +50,27 @@ class BodyReader:
             message = f"the body cannot be read: {' '.join(str(words).split())}"
             raise ApiError(ErrorKind.INVALID_BODY, message, closes=True) from None
 
+    async def _inflated(self, content: StreamReader) -> bytes:
+        """The body. Each part is inflated when the one before is taken; others have their turn between."""
+        parts: list[bytes] = []
+        size = 0
+        while not content.at_eof():
+            parts.append(await content.readany())
+            size += len(parts[-1])
+            if size > self._max_bytes:
+                raise self._too_large("is too large", closes=True)
+            await asyncio.sleep(0)
+        return b"".join(parts)
+
     def _whole(self, content: StreamReader) -> bytes:
         body = content.read_nowait()
         if len(body) > self._max_bytes:
             raise self._too_large("is too large")
         return body
 
-    def _too_large(self, what: str) -> ApiError:
-        limit = self._max_bytes
-        return ApiError(ErrorKind.BODY_TOO_LARGE, f"the body {what}; this server takes up to {limit} bytes")
+    def _too_large(self, what: str, *, closes: bool = False) -> ApiError:
+        message = f"the body {what}; this server takes up to {self._max_bytes} bytes"
+        return ApiError(ErrorKind.BODY_TOO_LARGE, message, closes=closes)
 
 
 def unknown_encoding(encoding: str, *, closes: bool = False) -> ApiError:

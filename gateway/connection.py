@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.http import HttpProcessingError
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
@@ -31,6 +31,8 @@ class ClientPatience:
     idle_s: float = 75.0
 
 
+# For a client to read why its connection closes: unread bytes make a reset of the close.
+_PARTING_S = 0.5
 _HEAD_END = b"\r\n\r\n"
 CLIENT_PATIENCE = web.AppKey("client_patience", ClientPatience)
 
@@ -91,7 +93,21 @@ class Connection(RequestHandler):
         """Send an answer; aiohttp's own errors in our words."""
         if isinstance(resp, web.HTTPException):
             resp = self._strays.told(request, resp)
-        return super().finish_response(request, resp, start_time)
+        sending = super().finish_response(request, resp, start_time)
+        compressed = hdrs.CONTENT_ENCODING in request.headers
+        return self._part(sending) if compressed and not request.content.is_eof() else sending
+
+    async def _part(
+        self, sending: Coroutine[Any, Any, tuple[web.StreamResponse, bool]]
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send the answer and leave the rest of a compressed body unread.
+
+        aiohttp would read on for 10 s, and inflate what nobody wants: 0.7 s of the loop for 400 MB in 400 kB.
+        """
+        sent = await sending
+        self._lingering_time = 0
+        await asyncio.sleep(_PARTING_S)
+        return sent
 
     def handle_error(
         self,

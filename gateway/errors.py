@@ -121,15 +121,22 @@ def shown(value: str) -> str:
     return repr(value) if len(value) <= _MAX_QUOTED else f"{value[:_MAX_QUOTED]!r}..."
 
 
+def _shaped(error: ApiError, shape: ErrorShape) -> ApiError:
+    """`error`, told in `shape`. A name for it where it is raised would be a cycle: see Door."""
+    error.shape = shape
+    return error
+
+
 @contextmanager
 def speaking(shape: ErrorShape) -> Iterator[None]:
     """What goes wrong inside is told in `shape`, whatever the route's own dialect is."""
     try:
         yield
+    except ApiError as error:
+        error.shape = shape
+        raise
     except Exception as error:
-        told = from_exception(error)
-        told.shape = shape
-        raise told from error
+        raise _shaped(from_exception(error), shape) from error
 
 
 def from_exception(error: Exception) -> ApiError:

@@ -124,9 +124,7 @@ class Door:
                 observed.cancelled += 1
                 raise
             except Exception as error:
-                told = from_exception(error)
-                told.shape = told.shape or shape
-                return self._refusal(headers, told, observed, started_s, codec)
+                return self._refusal(headers, from_exception(error), observed, started_s, codec, shape)
             finally:
                 metrics.outstanding -= 1
             return _reply(headers, 200, answer, observed, started_s)
@@ -179,7 +177,14 @@ class Door:
         observed: RouteMetrics,
         started_s: float,
         codec: Media = Media.JSON,
+        shape: ErrorShape = ErrorShape.OPENAI,
     ) -> Reply:
+        """The answer; shape: of an error that has none.
+
+        No caller keeps the error by a name: its traceback keeps the caller's frame, and with it a body of
+        megabytes until the collector runs.
+        """
+        error.shape = error.shape or shape
         self._metrics.errors[error.kind] += 1
         return _refusal(headers, error, codec, observed, started_s)
 

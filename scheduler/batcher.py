@@ -147,6 +147,7 @@ class Batcher:
             job.future.cancel()
             self._queue.drop(job)
             self._jobs.discard(job)
+            del job  # its future keeps the error, whose traceback keeps this frame: a cycle with the name
         self._metrics.completed += 1
         self._metrics.queue_ms.observe(result.queue_ms)
         return result

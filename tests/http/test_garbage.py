@@ -1,0 +1,73 @@
+"""Requests leave nothing behind that only the cycle collector could free, refused ones neither.
+
+An error's traceback holds the frames it passed, and those the request's body. In a cycle that would stay until
+the collector runs, which is seldom.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.errors import ApiError
+from scheduler.errors import SchedulerError
+from scheduler.options import SchedulerOptions
+from scheduler.sequence import Job
+from tests.fakes import FakeEngine
+from tests.http.served import Served, serving, until
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def left() -> list[object]:
+    """Errors and jobs that are still there."""
+    return [it for it in gc.get_objects() if isinstance(it, ApiError | SchedulerError | Job)]
+
+
+BODIES = {
+    "served": {"input": [[5, 6], [7]]},
+    "not decoded": {"input": {"a": 1}},
+    "no such id": {"input": [99_999_999]},
+    "too long": {"input": [1] * 600},
+    "no such model": {"input": [1], "model": "other"},
+    "Perplexity's words": {"input": [1], "encoding_format": "base64_int8", "dimensions": 10**9},
+}
+
+
+@pytest.mark.usefixtures("without_collector")
+@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/contextualizedembeddings", "/embed", "/v2/embed"])
+async def test_an_answer_leaves_nothing_behind(server: Served, path: str, name: str) -> None:
+    for close in (False, True):  # by our way through HTTP, and by aiohttp's
+        await server.embed(BODIES[name], path=path, headers={"Connection": "close"} if close else {})
+    await until(lambda: not left())
+
+
+@pytest.mark.usefixtures("without_collector")
+async def test_full_late_and_cancelled_requests_leave_nothing_behind() -> None:
+    engine = FakeEngine(service_s=None)
+    options = SchedulerOptions(max_in_flight=1, max_waiting_seqs=1)
+    async with serving(engine=engine, scheduling=options) as server:
+        served = asyncio.create_task(server.embed({"input": [1]}))
+        await until(lambda: len(engine.running) == 1)
+        late = asyncio.create_task(server.embed({"input": [2]}, headers={"x-request-timeout-ms": "40"}))
+        await until(lambda: server.batcher.metrics.waiting_seqs == 1)
+        assert (await server.embed({"input": [3]})).status == 429
+        assert (await late).status == 504
+        engine.finish()
+        assert (await served).status == 200
+        leaving = asyncio.create_task(server.embed({"input": [4]}))
+        await until(lambda: len(engine.running) == 1)
+        leaving.cancel()
+        await until(lambda: server.connections <= 3 and server.batcher.metrics.cancelled == 1)
+        engine.finish()
+        await until(lambda: not left())
