@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,8 @@ from scheduler.admission import drain_s
 if TYPE_CHECKING:  # for servers that trace only
     from gateway.tracing import Tracing
 
+logger = logging.getLogger(__name__)
+
 
 def create_app(
     options: GatewayOptions,
@@ -68,6 +71,9 @@ def create_app(
     counted = GatewayMetrics()
     drain = app[DRAIN] = Drain(counted)
     door = Door(options, counted, drain, lambda: drain_s(scheduler.metrics))
+    if tokenizer is not None and tokenizer.vocab_size > info.vocab_size:
+        message = "the tokenizer gives ids up to %d, the model takes up to %d: is it this model's own?"
+        logger.warning(message, tokenizer.vocab_size - 1, info.vocab_size - 1)
     pool = _pool(app, options, None if tokenizer is None else text_tokenizer(info, tokenizer), tracing)
     traced = scheduler if tracing is None else tracing.scheduler(scheduler)
     pipeline = Pipeline(options, traced, info, pool, counted)

@@ -141,7 +141,7 @@ async def test_text_without_a_tokenizer_says_what_to_send_instead() -> None:
 
 
 async def test_a_tokenizer_that_knows_more_ids_than_the_model_cannot_reach_it(
-    tokenizer: HuggingFaceTokenizer,
+    tokenizer: HuggingFaceTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     info = fake_info()
     small = FakeEngine(info=type(info)(**{**_fields(info), "vocab_size": 257}))
@@ -150,6 +150,7 @@ async def test_a_tokenizer_that_knows_more_ids_than_the_model_cannot_reach_it(
         assert reply.status == 400
         assert "tokens of input[0][2] is token id 257" in reply.error["message"]
         assert not small.batches
+    assert "the tokenizer gives ids up to 257, the model takes up to 256" in caplog.text
 
 
 async def test_limits_follow_the_options(tokenizer: HuggingFaceTokenizer) -> None:
