@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import logging
 import os
 import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -43,7 +42,7 @@ from scheduler import flags as scheduler_flags
 from scheduler.batcher import Batcher
 from scheduler.errors import SchedulerError
 from scheduler.options import SchedulerOptions
-from scheduler.warmup import warm_up
+from scheduler.warmup import measure, warm_up
 
 if TYPE_CHECKING:  # for servers that trace only
     from gateway.tracing import Tracing
@@ -150,7 +149,7 @@ def parse_options(argv: Sequence[str] | None = None) -> ServerOptions:
 
 def describe(options: ServerOptions) -> dict[str, object]:
     """The settings as plain values, for the block at start and for /info. Keys are counted, not shown."""
-    settings = dataclasses.asdict(options)
+    settings = asdict(options)
     settings["tokenizer"] = str(options.tokenizer) if options.tokenizer else "the model's own"
     for name, value in settings["listen"].items():
         settings["listen"][name] = str(value) if isinstance(value, Path) else value
@@ -241,11 +240,11 @@ class Server:
         logger.info("loading %s from %s: %s", folder.name, folder.origin, folder.path)
         tokenizer = await asyncio.to_thread(find_tokenizer, options, folder)
         engine = await asyncio.wrap_future(loading)
-        batcher = Batcher(engine, options.scheduler, on_dead=self._on_dead)
-        await batcher.start()
         try:
+            batcher = Batcher(engine, await self._timed(engine), on_dead=self._on_dead)
+            await batcher.start()
             await warm_up(batcher, engine.info)
-        except SchedulerError as error:
+        except (SchedulerError, EngineError, TimeoutError) as error:
             raise StartError(f"the model's first step failed: {error}") from error
         static: dict[str, object] = {"version": VERSION, "origin": folder.origin}
         static["settings"] = describe(options)
@@ -265,6 +264,14 @@ class Server:
         lines = announcement(options.gateway, engine.info, self._port, text=tokenizer is not None)
         print(f"ready after {ready_s:.1f} s {lines}", flush=True)
         return engine, batcher, app
+
+    async def _timed(self, engine: Engine) -> SchedulerOptions:
+        """The scheduler's options with the times of a device's steps; a CPU's would take seconds."""
+        options = self._options.scheduler
+        if not engine.info.device.startswith("cuda"):
+            return options
+        async with asyncio.timeout(options.step_timeout_s):
+            return replace(options, cost_points=await measure(engine, options.max_budget_tokens))
 
     async def _stop(self, app: web.Application, batcher: Batcher, drain_s: float) -> None:
         """Refuse what is new, finish what was accepted, then close from the outside in."""

@@ -30,7 +30,7 @@ class SchedulerOptions:
     max_waiting_seqs: int = 65_536
     min_budget_tokens: int = 512
     max_budget_tokens: int = 16_384
-    throughput_tolerance: float = 0.05
+    throughput_tolerance: float = 0.02
     launch_lead_s: float = 0.0003
     launch_lead_share: float = 0.05
     step_timeout_s: float = 120.0

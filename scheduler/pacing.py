@@ -47,8 +47,17 @@ class Pacer:
         """
         if queue.num_tokens <= self._least_tokens:
             return queue.num_tokens
-        batches = max(1, round(queue.num_tokens / self.budget(queue)))
-        return min(ceil(queue.num_tokens / batches), self._info.max_batch_tokens)
+        budget = self.budget(queue)
+        nearest = max(1, round(queue.num_tokens / budget))
+        other = nearest - 1 if nearest * budget > queue.num_tokens else nearest + 1
+        gain = 1 - self._options.throughput_tolerance
+        if other and self._drain_ms(queue, other) < gain * self._drain_ms(queue, nearest):
+            nearest = other
+        return min(ceil(queue.num_tokens / nearest), self._info.max_batch_tokens)
+
+    def _drain_ms(self, queue: SequenceQueue, batches: int) -> float:
+        """What the queue takes in so many batches of one size."""
+        return batches * self.cost.predict(ceil(queue.num_tokens / batches), ceil(queue.num_seqs / batches))
 
     def launch_in_s(self, queue: SequenceQueue, in_flight: InFlight, now_s: float) -> float:
         """Seconds for which later arrivals may still join the next batch; launch it when this is not above 0.
