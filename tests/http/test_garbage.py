@@ -1,6 +1,6 @@
 """Requests leave nothing behind that only the cycle collector could free, refused ones neither.
 
-An error's traceback holds the frames it passed, and those the request's body. In a cycle that would stay until
+An error's traceback holds the frames it passed, and those the body. In a cycle that would stay until
 the collector runs, which is seldom.
 """
 
