@@ -46,8 +46,8 @@ class GatewayOptions:
     perplexity_max_items, perplexity_max_request_tokens: of a request in Perplexity's dialect.
     cors_origins: pages of these origins may use the server from a browser; "*": of any.
     tokenizer_threads: threads that tokenise long texts beside the loop.
-    inline_text_chars: texts of up to this many characters in all are tokenised on the loop itself; eight times
-        as many by a compiled tokeniser.
+    inline_text_chars: texts of up to this many characters in all are tokenised on the loop itself; eight
+        times as many by a compiled tokeniser.
 
     Raises:
         ValueError: a limit is not positive, a key or name is empty, or an origin is none.
