@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Protocol
 
 from cuda.bindings import driver
@@ -44,15 +43,3 @@ class CudaMemcpy:
         error = self._to_host(destination, source, nbytes, self._stream)[0]
         if error:
             raise CudaError(error, "cuMemcpyDtoHAsync")
-
-
-class PlainMemcpy:
-    """The CPU's stand-in: host memory plays the device and the copy is done when the call returns."""
-
-    def host_to_device(self, destination: int, source: int, nbytes: int) -> None:
-        """See `Memcpy`."""
-        ctypes.memmove(destination, source, nbytes)
-
-    def device_to_host(self, destination: int, source: int, nbytes: int) -> None:
-        """See `Memcpy`."""
-        ctypes.memmove(destination, source, nbytes)

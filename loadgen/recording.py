@@ -15,7 +15,6 @@ from loadgen.http1 import Response
 Floats = npt.NDArray[np.float64]
 SERVER_PARTS = ("queue", "tokenization", "inference")
 _PARTS = tuple(re.compile(rb"x-" + part.encode() + rb"-time: *([0-9.]+)", re.I) for part in SERVER_PARTS)
-NO_FLOATS: Floats = np.empty(0)
 
 
 @dataclass(frozen=True)
