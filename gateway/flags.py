@@ -11,11 +11,69 @@ from gateway.options import GatewayOptions
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
+# Field of GatewayOptions, which names the flag and has its default; unit; consequence.
+_LIMITS = (
+    ("max_items", "N", "inputs in one request; more get 400"),
+    ("max_request_tokens", "TOKENS", "tokens of all inputs of one request; more get 400"),
+    ("max_body_bytes", "BYTES", "one request's body, decompressed; more get 413"),
+    (
+        "request_timeout_s",
+        "SECONDS",
+        "a request that is not started on the device by then, counted from its head, gets 504, and what "
+        "of it still waits is not computed; the header x-request-timeout-ms may ask for less",
+    ),
+    (
+        "max_outstanding_requests",
+        "N",
+        "requests under way at once, from head to answer; more get 429 before their body is read",
+    ),
+    (
+        "max_outstanding_token_bytes",
+        "BYTES",
+        "what the tokens of all requests under way may give, as float32; more get 429",
+    ),
+    ("head_timeout_s", "SECONDS", "a request whose head has begun and not ended by then gets 408"),
+    ("body_timeout_s", "SECONDS", "a body that has not come by then, from the end of its head, gets 408"),
+    (
+        "keepalive_timeout_s",
+        "SECONDS",
+        "a connection on which nothing comes, or nothing of an answer is taken, for so long is closed; "
+        "should be more than the load balancer's own, so that no request meets a closing connection",
+    ),
+    ("perplexity_max_items", "N", "--max-items of requests in Perplexity's dialect"),
+    ("perplexity_max_request_tokens", "TOKENS", "--max-request-tokens of requests in Perplexity's dialect"),
+    ("tokenizer_threads", "N", "threads that tokenise long texts beside the event loop"),
+)
+
 Group: TypeAlias = "argparse._ArgumentGroup"
 
 
 def add_http_flags(group: Group) -> None:
-    """Who may ask, and under which names."""
+    """Who may ask, for which names, in which dialect; where traces go, and which tokenizer serves."""
+    _add_access_flags(group)
+    group.add_argument(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="send a trace of every request to this OpenTelemetry collector, by OTLP over HTTP, e.g. "
+        "http://localhost:4318; needs the extra `otel`; default: where the OTEL_* variables say, or none",
+    )
+    group.add_argument(
+        "--api-dialect",
+        choices=("openai", "perplexity"),
+        default=GatewayOptions().api_dialect,
+        help="what /v1/embeddings answers when a request names no encoding_format: floats and OpenAI's "
+        "errors, or base64_int8 and Perplexity's; default: %(default)s",
+    )
+    group.add_argument(
+        "--tokenizer",
+        metavar="PATH",
+        type=_tokenizer_file,
+        help="a tokenizer.json, or a folder with one, instead of the model's own; with neither the server "
+        "takes token ids only",
+    )
+
+
+def _add_access_flags(group: Group) -> None:
     group.add_argument(
         "--served-model-name",
         metavar="NAME",
@@ -47,121 +105,20 @@ def add_http_flags(group: Group) -> None:
         help="pages of this origin (https://host) may use the server from a browser; * for any; repeatable; "
         "default: none",
     )
-    group.add_argument(
-        "--otlp-endpoint",
-        metavar="URL",
-        help="send a trace of every request to this OpenTelemetry collector, by OTLP over HTTP, e.g. "
-        "http://localhost:4318; needs the extra `otel`; default: where the OTEL_* variables say, or none",
-    )
-    group.add_argument(
-        "--api-dialect",
-        choices=("openai", "perplexity"),
-        default=GatewayOptions().api_dialect,
-        help="what /v1/embeddings answers when a request names no encoding_format: floats and OpenAI's "
-        "errors, or base64_int8 and Perplexity's; default: %(default)s",
-    )
-    group.add_argument(
-        "--tokenizer",
-        metavar="PATH",
-        type=_tokenizer_file,
-        help="a tokenizer.json, or a folder with one, instead of the model's own; with neither the server "
-        "takes token ids only",
-    )
 
 
 def add_limit_flags(group: Group) -> None:
     """What one request may ask for."""
     defaults = GatewayOptions()
-    group.add_argument(
-        "--max-items",
-        metavar="N",
-        type=int,
-        default=defaults.max_items,
-        help="inputs in one request; more get 400; default: %(default)s",
-    )
-    group.add_argument(
-        "--max-request-tokens",
-        metavar="TOKENS",
-        type=int,
-        default=defaults.max_request_tokens,
-        help="tokens of all inputs of one request; more get 400; default: %(default)s",
-    )
-    group.add_argument(
-        "--max-body-bytes",
-        metavar="BYTES",
-        type=int,
-        default=defaults.max_body_bytes,
-        help="one request's body, decompressed; more get 413; default: %(default)s",
-    )
-    group.add_argument(
-        "--request-timeout-s",
-        metavar="SECONDS",
-        type=float,
-        default=defaults.request_timeout_s,
-        help="a request that is not started on the device by then, counted from its head, gets 504, and what "
-        "of it still waits is not computed; the header x-request-timeout-ms may ask for less; default: "
-        "%(default)s",
-    )
-    group.add_argument(
-        "--max-outstanding-requests",
-        metavar="N",
-        type=int,
-        default=defaults.max_outstanding_requests,
-        help="requests under way at once, from head to answer; more get 429 before their body is read; "
-        "default: %(default)s",
-    )
-    group.add_argument(
-        "--max-outstanding-token-bytes",
-        metavar="BYTES",
-        type=int,
-        default=defaults.max_outstanding_token_bytes,
-        help="what the tokens of all requests under way may give, as float32; more get 429; default: "
-        "%(default)s",
-    )
-    group.add_argument(
-        "--head-timeout-s",
-        metavar="SECONDS",
-        type=float,
-        default=defaults.head_timeout_s,
-        help="a request whose head has begun and not ended by then gets 408; default: %(default)s",
-    )
-    group.add_argument(
-        "--body-timeout-s",
-        metavar="SECONDS",
-        type=float,
-        default=defaults.body_timeout_s,
-        help="a body that has not come by then, from the end of its head, gets 408; default: %(default)s",
-    )
-    group.add_argument(
-        "--keepalive-timeout-s",
-        metavar="SECONDS",
-        type=float,
-        default=defaults.keepalive_timeout_s,
-        help="a connection on which nothing comes, or nothing of an answer is taken, for so long is closed; "
-        "should be more than the load balancer's own, so that no request meets a closing connection; "
-        "default: %(default)s",
-    )
-    group.add_argument(
-        "--perplexity-max-items",
-        metavar="N",
-        type=int,
-        default=defaults.perplexity_max_items,
-        help="--max-items of requests in Perplexity's dialect; default: %(default)s",
-    )
-    group.add_argument(
-        "--perplexity-max-request-tokens",
-        metavar="TOKENS",
-        type=int,
-        default=defaults.perplexity_max_request_tokens,
-        help="--max-request-tokens of requests in Perplexity's dialect; default: %(default)s",
-    )
-    group.add_argument(
-        "--tokenizer-threads",
-        metavar="N",
-        type=int,
-        default=defaults.tokenizer_threads,
-        help="threads that tokenise long texts beside the event loop; default: %(default)s",
-    )
+    for name, unit, consequence in _LIMITS:
+        default = getattr(defaults, name)
+        group.add_argument(
+            f"--{name.replace('_', '-')}",
+            metavar=unit,
+            type=type(default),
+            default=default,
+            help=f"{consequence}; default: %(default)s",
+        )
 
 
 def gateway_options(args: argparse.Namespace, more_keys: Sequence[str]) -> GatewayOptions:
@@ -173,20 +130,9 @@ def gateway_options(args: argparse.Namespace, more_keys: Sequence[str]) -> Gatew
     return GatewayOptions(
         served_model_names=tuple(args.served_model_name),
         api_keys=(*args.api_key, *args.api_key_file, *more_keys),
-        max_items=args.max_items,
-        max_request_tokens=args.max_request_tokens,
-        max_body_bytes=args.max_body_bytes,
-        request_timeout_s=args.request_timeout_s,
-        max_outstanding_requests=args.max_outstanding_requests,
-        max_outstanding_token_bytes=args.max_outstanding_token_bytes,
-        head_timeout_s=args.head_timeout_s,
-        body_timeout_s=args.body_timeout_s,
-        keepalive_timeout_s=args.keepalive_timeout_s,
         api_dialect=args.api_dialect,
-        perplexity_max_items=args.perplexity_max_items,
-        perplexity_max_request_tokens=args.perplexity_max_request_tokens,
         cors_origins=tuple(args.cors_origin),
-        tokenizer_threads=args.tokenizer_threads,
+        **{name: getattr(args, name) for name, _, _ in _LIMITS},
     )
 
 
