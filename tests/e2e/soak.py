@@ -3,8 +3,8 @@
     python -m tests.e2e.soak --seconds 480
     python -m tests.e2e.soak --seconds 120 -- --device cuda --model pplx-embed --load-format dummy
 
-What follows `--` are flags of server.py; without any, a scripted engine serves. Lengths are random; the load is
-a share of what a closed loop reaches at first. Exit status 0 if all limits hold; a JSON line has what was seen.
+What follows `--` are flags of server.py; without any, a scripted engine serves. Lengths are random; the load
+is a share of what a closed loop reaches at first. A JSON line has what was seen; exit status 0 if it is well.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nothing grows and nothing slows: SOAK_S seconds, or a million requests, at 70 % of what the server can do."""
+"""Nothing grows and nothing slows in SOAK_S seconds, or a million requests, at 70 % of the full load."""
 
 from __future__ import annotations
 
