@@ -28,45 +28,36 @@ from rose.aot.products import HEAD_DIM, HEAD_EPS, ROW_EPS, TILE_K, Epilogue, Pro
 _ROWS, _WIDTH = 4096, 1024
 
 
-def extra_operands(ahead: bool) -> tuple[Any, ...]:
-    """What the epilogue's function never sees."""
-    if not ahead:
-        return ()
-    from rose.aot.fetch_ahead import FetchAhead
-
-    return (FetchAhead("ahead"),)
-
-
-def plain_epilogue(ahead: bool) -> Any:
+def plain_epilogue() -> Any:
     """Nothing: the product."""
     from quack.epilogue.frontend import gemm_epilogue
 
-    @gemm_epilogue(extra_ops=extra_operands(ahead))
+    @gemm_epilogue()
     def fused_plain(acc):
         return {"D": acc}
 
     return fused_plain
 
 
-def bias_epilogue(ahead: bool) -> Any:
+def bias_epilogue() -> Any:
     """A number a column added."""
     from quack.epilogue.frontend import gemm_epilogue
     from quack.epilogue.ops import RowVecLoad
 
-    @gemm_epilogue(ops={"bias": RowVecLoad("bias")}, extra_ops=extra_operands(ahead))
+    @gemm_epilogue(ops={"bias": RowVecLoad("bias")})
     def fused_bias(acc, bias):
         return {"D": acc + bias}
 
     return fused_bias
 
 
-def swiglu_epilogue(ahead: bool) -> Any:
+def swiglu_epilogue() -> Any:
     """silu of the even columns times the odd ones."""
     from quack.activation import swiglu
     from quack.epilogue.frontend import gemm_epilogue
     from quack.epilogue.math import unpack
 
-    @gemm_epilogue(outputs=("out",), mode="acc_pair", extra_ops=extra_operands(ahead))
+    @gemm_epilogue(outputs=("out",), mode="acc_pair")
     def fused_swiglu(acc):
         gate, up = unpack(acc)
         return {"out": swiglu(gate, up)}
@@ -85,7 +76,7 @@ def scale_operand(kernel: Epilogue) -> Any:
     return ColVecLoad("scale")
 
 
-def scaled_swiglu_epilogue(ahead: bool, kernel: Epilogue = "scaled-swiglu") -> Any:
+def scaled_swiglu_epilogue(kernel: Epilogue = "scaled-swiglu") -> Any:
     """The same of rows times their scale."""
     from quack.activation import swiglu
     from quack.epilogue.frontend import gemm_epilogue
@@ -93,7 +84,7 @@ def scaled_swiglu_epilogue(ahead: bool, kernel: Epilogue = "scaled-swiglu") -> A
 
     scale = {"scale": scale_operand(kernel)}
 
-    @gemm_epilogue(outputs=("out",), ops=scale, mode="acc_pair", extra_ops=extra_operands(ahead))
+    @gemm_epilogue(outputs=("out",), ops=scale, mode="acc_pair")
     def fused_scaled_swiglu(acc, scale):
         gate, up = unpack(acc * scale)
         return {"out": swiglu(gate, up)}
@@ -101,20 +92,20 @@ def scaled_swiglu_epilogue(ahead: bool, kernel: Epilogue = "scaled-swiglu") -> A
     return fused_scaled_swiglu
 
 
-def gelu_epilogue(ahead: bool) -> Any:
+def gelu_epilogue() -> Any:
     """The exact form, of the product and a bias."""
     from quack.activation import gelu_erf
     from quack.epilogue.frontend import gemm_epilogue
     from quack.epilogue.ops import RowVecLoad
 
-    @gemm_epilogue(ops={"bias": RowVecLoad("bias")}, extra_ops=extra_operands(ahead))
+    @gemm_epilogue(ops={"bias": RowVecLoad("bias")})
     def fused_gelu(acc, bias):
         return {"D": gelu_erf(acc + bias)}
 
     return fused_gelu
 
 
-def residual_epilogue(ahead: bool) -> Any:
+def residual_epilogue() -> Any:
     """The residual stream, what the next product takes of it, and sums of its squares."""
     from quack.epilogue.frontend import gemm_epilogue
     from quack.epilogue.ops import ColVecReduce, RowVecLoad
@@ -123,7 +114,6 @@ def residual_epilogue(ahead: bool) -> Any:
         outputs=("stream",),
         ops={"weight": RowVecLoad("weight")},
         reduces={"sums": ColVecReduce("sums", scaled=True)},
-        extra_ops=extra_operands(ahead),
     )
     def fused_residual(acc, c, weight):
         total = acc + c
@@ -132,7 +122,7 @@ def residual_epilogue(ahead: bool) -> Any:
     return fused_residual
 
 
-def rope_epilogue(ahead: bool, kernel: Epilogue = "rope") -> Any:
+def rope_epilogue(kernel: Epilogue = "rope") -> Any:
     """Columns of value heads have weight 0 and keep 1: they are scaled, neither normed nor rotated."""
     from quack.epilogue.frontend import gemm_epilogue
     from quack.epilogue.head_rmsnorm import HeadRstd
@@ -152,10 +142,7 @@ def rope_epilogue(ahead: bool, kernel: Epilogue = "rope") -> Any:
         "scale": scale_operand(kernel),
     }
 
-    @gemm_epilogue(
-        ops=operands, prepass=squares, prepass_outs=("norm",), mode="acc_pair",
-        extra_ops=extra_operands(ahead),
-    )  # fmt: skip
+    @gemm_epilogue(ops=operands, prepass=squares, prepass_outs=("norm",), mode="acc_pair")
     def fused_rope(acc, angles, norm, weight, keep, scale):
         first, second = unpack(acc * scale * (norm * weight + keep))
         cos, sin = unpack(angles)
@@ -166,7 +153,7 @@ def rope_epilogue(ahead: bool, kernel: Epilogue = "rope") -> Any:
     return fused_rope
 
 
-def unscaled_rope_epilogue(ahead: bool) -> Any:
+def unscaled_rope_epilogue() -> Any:
     """The same of the product itself: columns of value heads stay as they are."""
     from quack.epilogue.frontend import gemm_epilogue
     from quack.epilogue.head_rmsnorm import HeadRstd
@@ -184,10 +171,7 @@ def unscaled_rope_epilogue(ahead: bool) -> Any:
         "keep": RowVecLoad("keep"),
     }
 
-    @gemm_epilogue(
-        ops=operands, prepass=squares, prepass_outs=("norm",), mode="acc_pair",
-        extra_ops=extra_operands(ahead),
-    )  # fmt: skip
+    @gemm_epilogue(ops=operands, prepass=squares, prepass_outs=("norm",), mode="acc_pair")
     def fused_unscaled_rope(acc, angles, norm, weight, keep):
         first, second = unpack(acc * (norm * weight + keep))
         cos, sin = unpack(angles)
@@ -198,21 +182,21 @@ def unscaled_rope_epilogue(ahead: bool) -> Any:
     return fused_unscaled_rope
 
 
-def fp8_epilogue(ahead: bool) -> Any:
+def fp8_epilogue() -> Any:
     """The product of e4m3 numbers times the scales of its row and column."""
     from quack.epilogue.frontend import gemm_epilogue
     from quack.epilogue.ops import ColVecLoad, RowVecLoad
 
     scales = {"scale": ColVecLoad("scale"), "columns": RowVecLoad("columns")}
 
-    @gemm_epilogue(ops=scales, extra_ops=extra_operands(ahead))
+    @gemm_epilogue(ops=scales)
     def fused_fp8(acc, scale, columns):
         return {"D": acc * scale * columns}
 
     return fused_fp8
 
 
-def fp8_swiglu_epilogue(ahead: bool) -> Any:
+def fp8_swiglu_epilogue() -> Any:
     """silu of its even columns times the odd ones."""
     from quack.activation import swiglu
     from quack.epilogue.frontend import gemm_epilogue
@@ -221,7 +205,7 @@ def fp8_swiglu_epilogue(ahead: bool) -> Any:
 
     scales = {"scale": ColVecLoad("scale"), "columns": RowVecLoad("columns")}
 
-    @gemm_epilogue(outputs=("out",), ops=scales, mode="acc_pair", extra_ops=extra_operands(ahead))
+    @gemm_epilogue(outputs=("out",), ops=scales, mode="acc_pair")
     def fused_fp8_swiglu(acc, scale, columns):
         gate, up = unpack(acc * scale * columns)
         return {"out": swiglu(gate, up)}
@@ -230,7 +214,7 @@ def fp8_swiglu_epilogue(ahead: bool) -> Any:
 
 
 # QuACK's epilogue objects; it is imported by what makes them.
-EPILOGUE_MAKERS: Mapping[Epilogue, Callable[[bool], Any]] = {
+EPILOGUE_MAKERS: Mapping[Epilogue, Callable[[], Any]] = {
     "plain": plain_epilogue,
     "bias": bias_epilogue,
     "swiglu": swiglu_epilogue,
@@ -274,15 +258,14 @@ def compile_object(kernel: ProductKernel, cache: Path) -> Path:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     host.get_max_active_clusters = lambda size: 1  # asks the GPU; only a launch, which is not here, uses it
-    epilogue = EPILOGUE_MAKERS[kernel.epilogue](kernel.ahead)
+    epilogue = EPILOGUE_MAKERS[kernel.epilogue]()
     with FakeTensorMode(), next_kernel_early() if kernel.early else nullcontext():
         traced = operands_of(kernel)
         factors = torch.float8_e4m3fn if kernel.is_fp8 else torch.bfloat16
-        later = {"ahead": empty(_WIDTH, _WIDTH)} if kernel.ahead else {}
         epilogue.gemm(
             empty(_ROWS, _WIDTH, dtype=factors), empty(2 * _WIDTH, _WIDTH, dtype=factors),
             traced.out, traced.residual,
-            epi_args={**traced.operands, **later}, tile_M=kernel.tile_m, tile_N=kernel.tile_n,
+            epi_args=traced.operands, tile_M=kernel.tile_m, tile_N=kernel.tile_n,
             pingpong=kernel.pingpong, cluster_M=kernel.cluster_m, cluster_N=kernel.cluster_n,
             tile_K=None if kernel.tile_k == TILE_K else kernel.tile_k, _launch=False, **traced.options,
         )  # fmt: skip

@@ -37,9 +37,7 @@ ROW_EPS = 1e-6
 # Columns of K a step, unless the name says otherwise.
 TILE_K = 64
 
-_NAME = re.compile(
-    r"gemm-([a-z0-9-]+)-(\d+)x(\d+)(?:x(\d+))?-(pingpong|cooperative)-(\d)x(\d)(-early)?(-ahead)?"
-)
+_NAME = re.compile(r"gemm-([a-z0-9-]+)-(\d+)x(\d+)(?:x(\d+))?-(pingpong|cooperative)-(\d)x(\d)(-early)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,6 @@ class ProductKernel:
     pingpong: two warpgroups take turns, one's epilogue beside the other's product; else they share a tile.
     cluster_m, cluster_n: neighbouring tiles, by rows and columns, that share what they load.
     early: the next kernel may be brought up as soon as all of this one's blocks run, not as they end.
-    ahead: it takes one operand more, the weight of a later product, and fetches that into the L2 cache.
     """
 
     epilogue: Epilogue
@@ -60,7 +57,6 @@ class ProductKernel:
     cluster_n: int
     tile_k: int = TILE_K
     early: bool = False
-    ahead: bool = False
 
     @property
     def is_fp8(self) -> bool:
@@ -72,7 +68,7 @@ class ProductKernel:
         """Such as "gemm-swiglu-128x192-pingpong-2x1"."""
         schedule = "pingpong" if self.pingpong else "cooperative"
         tile = f"{self.tile_m}x{self.tile_n}" + (f"x{self.tile_k}" if self.tile_k != TILE_K else "")
-        suffix = ("-early" if self.early else "") + ("-ahead" if self.ahead else "")
+        suffix = "-early" if self.early else ""
         return f"gemm-{self.epilogue}-{tile}-{schedule}-{self.cluster_m}x{self.cluster_n}{suffix}"
 
     @classmethod
@@ -87,21 +83,33 @@ class ProductKernel:
             raise ValueError(f"{name!r} names no product with an epilogue")
         tile_m, tile_n, cluster_m, cluster_n = (int(match[group]) for group in (2, 3, 6, 7))
         epilogue, tile_k = cast(Epilogue, match[1]), int(match[4] or TILE_K)
-        pingpong, early, ahead = match[5] == "pingpong", match[8] is not None, match[9] is not None
-        return cls(epilogue, tile_m, tile_n, pingpong, cluster_m, cluster_n, tile_k, early, ahead)
+        pingpong, early = match[5] == "pingpong", match[8] is not None
+        return cls(epilogue, tile_m, tile_n, pingpong, cluster_m, cluster_n, tile_k, early)
 
 
-# Each is the fastest on an H200 for some number of rows from 512 to 51200; of nine tried for SwiGLU, six for
-# residuals, three for heads (those of 192 rows took 30 µs more at 8192) and four for GELU.
+# Each is the fastest on an H200 for some number of rows from 512 to 51200, of up to fifteen tried an epilogue
+# (docs/benchmarks/log.md). Up to 1536 rows that is a matter of waves: tiles that all run at once on 132
+# multiprocessors win, and the next smaller or larger ones lose.
 DEFAULT_PRODUCTS = tuple(
     ProductKernel.parse(f"gemm-{name}")
     for name in (
+        "plain-64x64x128-cooperative-2x1",
+        "plain-128x64x128-cooperative-1x2",
+        "bias-128x96-cooperative-2x1-early",
+        "bias-128x192-cooperative-2x1",
         "swiglu-128x192-pingpong-2x1",
         "swiglu-192x128-pingpong-1x2",
         "scaled-swiglu-128x192-pingpong-2x1",
         "scaled-swiglu-192x128-pingpong-1x2",
+        "rms-swiglu-128x192-cooperative-2x1-early",
+        "residual-64x64x128-cooperative-2x1-early",
         "residual-128x128-pingpong-1x2",
         "rope-128x128-pingpong-1x2",
+        "unscaled-rope-128x128-pingpong-1x2",
+        "rms-rope-128x128-cooperative-2x1-early",
+        "gelu-128x128-cooperative-2x1",
+        "gelu-128x128-pingpong-1x2",
+        "gelu-128x192-cooperative-2x1-early",
         "gelu-128x192-pingpong-2x1",
         "gelu-256x128-cooperative-2x1",
     )

@@ -76,6 +76,8 @@ DEFAULT_VARIANTS = (
     KernelVariant("fa4", 128, 4, True),
     KernelVariant("fa4", 64, 1, False),
     KernelVariant("fa4", 32, 1, False),
+    KernelVariant("fa4-64x128-early", 128, 2, False),
+    KernelVariant("fa4-64x128-early", 64, 1, False),
     KernelVariant("flashinfer-fa3", 128),
     KernelVariant("flashinfer-fa3", 64),
     KernelVariant("flashinfer-fa2", 64),

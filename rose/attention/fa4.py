@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NAME = "fa4"
 # Half as many query rows a block, and brought up while the kernel before still runs: for batches of so few
 # blocks that most of the GPU would be idle.
-SMALL = "fa4-64x128-early"
+SMALL, SMALL_ROWS = "fa4-64x128-early", 64
 
 
 def query_for(spec: AttentionSpec, build: str = NAME) -> KernelQuery:

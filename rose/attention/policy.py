@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rose.aot.folders import user_cache
+from rose.attention.fa4 import SMALL, SMALL_ROWS
 
 if TYPE_CHECKING:
     from rose.attention.base import AttentionSpec, BatchShape
@@ -28,9 +29,12 @@ FORMAT = 1
 # Where nothing was measured: kernels that need no table to be good, then torch's own.
 PREFERENCE = ("flashinfer-fa3", "flashinfer-fa2", "fa4", "sdpa")
 # All there are; those not preferred serve only where a table has them as the fastest.
-KNOWN = (*PREFERENCE, "fa4-64x128-early", "flat", "flat-product")
+KNOWN = (*PREFERENCE, SMALL, "flat", "flat-product")
 # The backends that can keep a token from seeing what is more than a window away.
 WINDOWED = frozenset({"sdpa"})
+# Blocks of fa4.SMALL that run at once, one a multiprocessor of an H200. With more a second wave takes as long
+# again: 77 µs a layer of one sequence of 768 tokens, where blocks of twice the rows take 73.
+BLOCKS_AT_ONCE = 132
 # Those that start programs for as many rows of every sequence as the longest one has.
 GROWS_WITH_LONGEST = frozenset({"sdpa"})
 USER_TABLE = "attention_policy.json"
@@ -115,6 +119,8 @@ def fastest(
     """As `choose`, from a given table."""
     if spec.window is not None:
         available = [name for name in available if name in WINDOWED]
+    if spec.num_heads * shape.num_tokens > BLOCKS_AT_ONCE * SMALL_ROWS:
+        available = [name for name in available if name != SMALL]
     if not available:
         raise ValueError("no attention backend is available")
     for cell in sorted(_candidates(table, spec), key=lambda cell: _distance(cell, shape)):

@@ -2,15 +2,15 @@
 
 At 51200 tokens the kernels between a forward's products took 23 of 99 ms on an H200 (pplx-embed-0.6b), most
 of it to read back what a product had just written. Which kernel serves which weight from how many rows on is
-a table written by rose.layers.tune_fused. Where it names none, or the kernel is not built, the product is
-cuBLAS's and the next kernel does the rest.
+a table written by rose.layers.tune_fused and tune_layers. Where it names none, or the kernel is not built,
+the product is cuBLAS's and the next kernel does the rest.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rose.kernels.fp8 import Fp8Rows
+    from rose.kernels.gemm import Ending, WeightKey
 
 log = logging.getLogger(__name__)
 
@@ -35,14 +36,23 @@ _SWIZZLE = 8
 
 # (epilogue, n, k) of a product with a weight [n, k].
 FusedKey = tuple[Epilogue, int, int]
+# What follows the product in models' own keys of their weights.
+_ENDINGS: Mapping[Epilogue, Ending] = {
+    "plain": "sum", "residual": "sum", "rope": "sum", "unscaled-rope": "sum", "rms-rope": "sum",
+    "bias": "bias", "gelu": "gelu", "swiglu": "swiglu", "scaled-swiglu": "swiglu", "rms-swiglu": "swiglu",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class FusedChoice:
-    """Products of at least min_m rows take `kernel`, or cuBLAS where it is None."""
+    """Products of at least min_m rows take `kernel`, or cuBLAS where it is None.
+
+    early: the whole layer was fastest with its kernels launched early (see `gains_early`).
+    """
 
     min_m: int
     kernel: ProductKernel | None
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +71,6 @@ class FusedGemm:
 
     All tensors are bf16, their rows contiguous, except where said. Nothing is allocated and rows past M are
     not written; may be captured. call: the kernel's nine arguments. processors: of the GPU.
-    ahead, where it is taken: the weight of a later product, for kernels that are built to fetch one into L2.
     """
 
     def __init__(self, kernel: ProductKernel, call: Kernel, processors: int) -> None:
@@ -90,11 +99,9 @@ class FusedGemm:
         """
         self._run(x, weight, None, None, _half(weight, out))
 
-    def scaled_swiglu(
-        self, x: Tensor, weight: Tensor, scale: Tensor, out: Tensor, ahead: Tensor | None = None
-    ) -> None:
+    def scaled_swiglu(self, x: Tensor, weight: Tensor, scale: Tensor, out: Tensor) -> None:
         """As swiglu of x, each row times its scale: f32[M], or for rms-swiglu what `residual` returned."""
-        self._run(x, weight, None, None, scale, _half(weight, out), ahead=ahead)
+        self._run(x, weight, None, None, scale, _half(weight, out))
 
     def fp8(self, x: Fp8Rows, weight: Tensor, columns: Tensor, out: Tensor) -> None:
         """out [M, N] = x weightᵀ * columns [N]. weight: e4m3. columns: f32, the scales of its rows."""
@@ -116,7 +123,6 @@ class FusedGemm:
         columns: Tensor,
         out: Tensor,
         sums: Tensor,
-        ahead: Tensor | None = None,
     ) -> Tensor:
         """residual [M, N] += x weightᵀ; out [M, N] = residual * columns [N].
 
@@ -125,7 +131,7 @@ class FusedGemm:
         """
         m, parts = len(x), self.sum_parts(len(weight))
         partial = sums[: m * parts].view(m, parts)
-        self._run(x, weight, out, residual, columns, residual, partial, ahead=ahead)
+        self._run(x, weight, out, residual, columns, residual, partial)
         return partial
 
     def sum_parts(self, n: int) -> int:
@@ -140,7 +146,6 @@ class FusedGemm:
         scale: Tensor | None,
         angles: Tensor,
         out: Tensor,
-        ahead: Tensor | None = None,
     ) -> None:
         """out [M, N] = scale[m] * x weightᵀ; of it, query and key heads normed and rotated.
 
@@ -149,7 +154,7 @@ class FusedGemm:
         """
         scales = () if scale is None else (scale,)
         # The place of the heads' width, compiled in, stays empty.
-        self._run(x, weight, out, None, angles, None, columns.weight, columns.keep, *scales, ahead=ahead)
+        self._run(x, weight, out, None, angles, None, columns.weight, columns.keep, *scales)
 
     def _run(
         self,
@@ -158,11 +163,9 @@ class FusedGemm:
         out: Tensor | None,
         residual: Tensor | None,
         *operands: Tensor | None,
-        ahead: Tensor | None = None,
     ) -> None:
-        later = (weight if ahead is None else ahead,) if self.kernel.ahead else ()
         # After the operands: flags and workspace of a split K, which is not built in.
-        epilogue = (*operands, *later, None, None)
+        epilogue = (*operands, None, None)
         self._call(x, weight, out, residual, epilogue, self._schedule, None, None, None)
 
 
@@ -177,14 +180,28 @@ FusedLookup = Callable[[Epilogue, int, int, int], FusedGemm | None]
 
 def fused_gemm(epilogue: Epilogue, m: int, n: int, k: int) -> FusedGemm | None:
     """The kernel for x [m, k] and a weight [n, k]; None: not fused."""
-    chosen = choice(table(), (epilogue, n, k), m)
-    return None if chosen is None else load(chosen)
+    chosen = choice(table().get((epilogue, n, k), ()), m)
+    return None if chosen is None or chosen.kernel is None else load(chosen.kernel)
 
 
-def choice(choices: Mapping[FusedKey, Sequence[FusedChoice]], key: FusedKey, m: int) -> ProductKernel | None:
-    """What the last of the key's choices with min_m <= m says."""
-    fitting = [one.kernel for one in choices.get(key, ()) if one.min_m <= m]
+def choice(choices: Sequence[FusedChoice], m: int) -> FusedChoice | None:
+    """The last of one weight's choices with min_m <= m; None: there is none."""
+    fitting = [one for one in choices if one.min_m <= m]
     return fitting[-1] if fitting else None
+
+
+def gains_early(m: int, keys: Collection[WeightKey]) -> bool:
+    """Whether layers of m rows gain from early launches, by what the table says of one of their weights.
+
+    A kernel that is not built says nothing: with cuBLAS in its place nothing was measured.
+    """
+    for (epilogue, n, k), choices in table().items():
+        chosen = choice(choices, m)
+        if chosen is None or not chosen.early or (n, k, _ENDINGS.get(epilogue)) not in keys:
+            continue
+        if chosen.kernel is not None and load(chosen.kernel) is not None:
+            return True
+    return False
 
 
 def fused_row_counts() -> set[int]:
@@ -217,7 +234,7 @@ def table() -> Mapping[FusedKey, Sequence[FusedChoice]]:
 
 
 def read_table(path: Path) -> dict[FusedKey, list[FusedChoice]]:
-    """Read what tune_fused wrote.
+    """Read what tune_fused or tune_layers wrote.
 
     Raises:
         ValueError: a kernel's name is none, or is of another epilogue than its line.
@@ -228,7 +245,7 @@ def read_table(path: Path) -> dict[FusedKey, list[FusedChoice]]:
         if kernel is not None and kernel.epilogue != row["epilogue"]:
             raise ValueError(f"{path}: {kernel.name} for a product with {row['epilogue']}")
         key = (row["epilogue"], row["n"], row["k"])
-        found.setdefault(key, []).append(FusedChoice(row["min_m"], kernel))
+        found.setdefault(key, []).append(FusedChoice(row["min_m"], kernel, row.get("early", False)))
     for choices in found.values():
         choices.sort(key=lambda one: one.min_m)
     return found

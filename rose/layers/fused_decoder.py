@@ -120,18 +120,18 @@ class FusedDecoder:
         if not isinstance(kernels, _Kernels):
             raise ValueError(f"no fused kernels for {num_tokens} tokens")
 
-        def add(kernel: FusedGemm, x: Tensor, weight: Tensor, norm: RmsNorm, ahead: Tensor) -> Tensor:
+        def add(kernel: FusedGemm, x: Tensor, weight: Tensor, norm: RmsNorm) -> Tensor:
             """rows.residual += x weightᵀ; rows.hidden and its rows' scale are what `norm` makes of it."""
-            sums = kernel.residual(x, weight, rows.residual, norm.weight, rows.hidden, self._sums, ahead)
+            sums = kernel.residual(x, weight, rows.residual, norm.weight, rows.hidden, self._sums)
             if kernels.sums:
                 return sums
             scale = self._scale[:num_tokens]
             row_scale(sums, len(weight), norm.eps, scale)
             return scale
 
-        scale = add(kernels.output, rows.context, layer.output, layer.mlp_norm, layer.gate_up)
-        kernels.gate_up.scaled_swiglu(rows.hidden, layer.gate_up, scale, rows.narrow, layer.down)
-        scale = add(kernels.down, rows.narrow, layer.down, following.input_norm, self._qkv[index])
+        scale = add(kernels.output, rows.context, layer.output, layer.mlp_norm)
+        kernels.gate_up.scaled_swiglu(rows.hidden, layer.gate_up, scale, rows.narrow)
+        scale = add(kernels.down, rows.narrow, layer.down, following.input_norm)
         self._heads(kernels.qkv, index, scale, rows)
 
     def follow(self, index: int, mixed: Tensor, rows: DecoderBuffers) -> None:
@@ -150,8 +150,7 @@ class FusedDecoder:
 
     def _heads(self, kernel: FusedGemm, index: int, scale: Tensor | None, rows: DecoderBuffers) -> None:
         weight, columns = self._qkv[index], self._columns[index]
-        angles, ahead = self._angles[: len(rows.hidden)], self._layers[index + 1].output
-        kernel.rope(rows.hidden, weight, columns, scale, angles, rows.qkv, ahead)
+        kernel.rope(rows.hidden, weight, columns, scale, self._angles[: len(rows.hidden)], rows.qkv)
 
     def _kernels(self, num_tokens: int) -> _Kernels | FusedGemm | None:
         """All layers are alike, and batches come in few sizes: asked once each, not four times a layer."""

@@ -20,8 +20,11 @@ def lines_of(case: Case, way: Way, m: int, us: tuple[float, float]) -> list[Line
     }
     chosen |= products_of(case, way)
     times = {"us": round(us[0], 2), "plain_us": round(us[1], 2)}
+    early = way["early"] != "NO"
     return [
-        {"epilogue": epilogue, "n": n, "k": k, "min_m": m, "kernel": kernel, **times}
+        {"epilogue": epilogue, "n": n, "k": k, "min_m": m, "kernel": kernel}
+        | ({"early": True} if early and kernel is not None else {})
+        | times
         for (epilogue, n, k), kernel in chosen.items()
     ]
 
@@ -39,13 +42,15 @@ def merged(old: Sequence[Line], new: Sequence[Line], resume: int) -> list[Line]:
             below = [line for line in before if _rows(line) < _rows(mine[0])]
             above = [line for line in before if _rows(line) > resume]
             serving = [line for line in before if _rows(line) <= resume]
-            again = {**mine[-1], "kernel": None} | (serving[-1] if serving else {}) | {"min_m": resume}
+            none = {**mine[-1], "kernel": None, "early": False}
+            again = (serving[-1] if serving else none) | {"min_m": resume}
             before = [*below, *mine, again, *above]
-        last = None
+        last = (None, False)
         for line in before:
-            if line["kernel"] != last:
+            said = (line["kernel"], line.get("early", False))
+            if said != last:
                 kept.append(line)
-            last = line["kernel"]
+            last = said
     return kept
 
 

@@ -12,6 +12,7 @@ from rose.heads.splade import SpladeHead
 from rose.heads.tokens import TokenHeads
 from rose.kernels.early import early_for, launching
 from rose.kernels.embedding import embed_bert
+from rose.kernels.fused import gains_early
 from rose.kernels.gemm import fetches_early
 from rose.layers.compile_ahead import compile_ahead, row_counts
 from rose.layers.encoder import EncoderBuffers, EncoderLayer, EncoderReader, weight_keys
@@ -68,8 +69,9 @@ class BertModel:
         if self._on_cpu:
             run_by_length(batch, outputs, self._run)
             return
-        fetches = fetches_early(batch.num_tokens, self._keys)
-        with launching(early_for(batch.num_tokens, fetches, self.attention_spec.device)):
+        num_tokens, keys = batch.num_tokens, self._keys
+        fetches, gains = fetches_early(num_tokens, keys), gains_early(num_tokens, keys)
+        with launching(early_for(num_tokens, fetches, self.attention_spec.device, gains)):
             self._run(batch, outputs)
 
     def _run(self, batch: DeviceBatch, outputs: Outputs) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rose.heads.tokens import TokenHeads
 from rose.kernels.early import early_for, launching
 from rose.kernels.embedding import EmbeddedTokens, embed_tokens
-from rose.kernels.fused import fused_gemm
+from rose.kernels.fused import fused_gemm, gains_early
 from rose.kernels.gemm import fetches_early, partial_elements
 from rose.kernels.norm import add_rms_norm
 from rose.kernels.pooling import LastHidden, norm_gather_rows, norm_mean_pool, pool_scratch
@@ -73,8 +73,9 @@ class Qwen3Model:
 
     def forward(self, batch: DeviceBatch, outputs: Outputs) -> None:
         """Write the pooled vectors of `batch`, a row a sequence, to `outputs`."""
-        fetches = fetches_early(batch.num_tokens, self._keys)
-        with launching(early_for(batch.num_tokens, fetches, self.attention_spec.device)):
+        num_tokens, keys = batch.num_tokens, self._keys
+        fetches, gains = fetches_early(num_tokens, keys), gains_early(num_tokens, keys)
+        with launching(early_for(num_tokens, fetches, self.attention_spec.device, gains)):
             self._run(batch, self._workspace.rows(batch.num_tokens), outputs)
 
     def _run(self, batch: DeviceBatch, rows: DecoderBuffers, outputs: Outputs) -> None:

@@ -31,12 +31,13 @@ def test_small_batches_and_products_that_fetch_launch_early(capability, on_gpu_o
         Early.NO,
     ]
     assert {early_for(tokens, True, GPU) for tokens in (1, 128, 256)} == {Early.AT_ONCE}
+    assert {early_for(tokens, False, GPU, True) for tokens in (1, 128, 1024)} == {Early.AFTER_WAIT}
 
 
 @pytest.mark.parametrize("fetches", [False, True])
 def test_other_devices_do_not(fetches, on_gpu_of, monkeypatch):
     on_gpu_of(8, 9)
-    assert early_for(16, fetches, GPU) is early_for(16, fetches, torch.device("cpu")) is Early.NO
+    assert early_for(16, fetches, GPU, True) is early_for(16, fetches, torch.device("cpu"), True) is Early.NO
     on_gpu_of(9, 0)
     monkeypatch.setattr(dispatch, "has_triton", lambda: False)
     assert early_for(16, fetches, GPU) is Early.NO

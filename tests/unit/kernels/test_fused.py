@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from rose.aot.manifest import KernelRecord, sha256_of, write_manifest
-from rose.aot.products import DEFAULT_PRODUCTS, EPILOGUES, ProductKernel
+from rose.aot.products import DEFAULT_PRODUCTS, EPILOGUES, Epilogue, ProductKernel
 from rose.kernels import fused
-from rose.kernels.fused import FusedChoice, choice, read_table
+from rose.kernels.fused import FusedChoice, FusedGemm, choice, read_table
+from rose.kernels.gemm import WeightKey
 from rose.kernels.row_scale import row_scale
-from tests.unit.kernels.fused_fake import fake_lookup
+from tests.unit.kernels.fused_fake import fake_gemm, fake_lookup
 
 KERNEL = ProductKernel("swiglu", 128, 192, True, 2, 1)
 
@@ -46,9 +47,16 @@ def test_a_choice_holds_from_its_rows_on(tmp_path: Path) -> None:
     table = read_table(write(tmp_path / "t", line(min_m=4096, kernel=None), line(), line(n=8, min_m=1)))
     key = ("swiglu", 64, 32)
     assert table[key] == [FusedChoice(512, KERNEL), FusedChoice(4096, None)]
-    assert [choice(table, key, m) for m in (1, 511, 512, 4095, 4096)] == [None, None, KERNEL, KERNEL, None]
-    assert choice(table, ("swiglu", 64, 33), 9999) is None
-    assert choice(table, ("gelu", 64, 32), 9999) is None
+    assert not any(one.early for one in table[key])
+    small, large = table[key]
+    chosen = [choice(table[key], m) for m in (1, 511, 512, 4095, 4096)]
+    assert chosen == [None, None, small, small, large]
+    assert choice((), 9999) is None
+
+
+def test_a_choice_may_say_that_layers_are_launched_early(tmp_path: Path) -> None:
+    table = read_table(write(tmp_path / "t", line(early=True), line(min_m=4096, early=False)))
+    assert [one.early for one in table["swiglu", 64, 32]] == [True, False]
 
 
 def test_a_table_of_wrong_kernels_is_refused(tmp_path: Path) -> None:
@@ -61,8 +69,59 @@ def test_the_shipped_table_names_kernels_that_are_built() -> None:
     assert named
     assert named <= set(DEFAULT_PRODUCTS)
     counts = fused.fused_row_counts()
-    used = {choice(fused.table(), key, m) for key in fused.table() for m in counts}
-    assert named <= used
+    used = {choice(choices, m) for choices in fused.table().values() for m in counts}
+    assert named <= {one.kernel for one in used if one is not None}
+
+
+# (n, k, ending) of a layer's four weights.
+PPLX_EMBED = (4096, 1024, "sum"), (1024, 2048, "sum"), (6144, 1024, "swiglu"), (1024, 3072, "sum")
+BGE_M3 = (3072, 1024, "bias"), (1024, 1024, "sum"), (4096, 1024, "gelu"), (1024, 4096, "sum")
+ROWS = (256, 511, 512, 513, 640, 767, 768, 1023, 1024, 1025, 1536, 2047, 2048, 8192)
+
+
+def shipped(epilogue: Epilogue, m: int, n: int, k: int) -> FusedGemm | None:
+    one = choice(fused.table().get((epilogue, n, k), ()), m)
+    return None if one is None or one.kernel is None else fake_gemm(one.kernel)
+
+
+def test_in_the_shipped_table_a_whole_layer_is_fused_or_none_of_its_parts() -> None:
+    """Products that leave sums to the next one, or take them, serve together or not at all."""
+    for m in ROWS:
+        output, down = (shipped("residual", m, 1024, k) for k in (2048, 3072))
+        by_sums = [shipped("rms-swiglu", m, 6144, 1024), shipped("rms-rope", m, 4096, 1024)]
+        by_factors = [shipped("scaled-swiglu", m, 6144, 1024), shipped("rope", m, 4096, 1024)]
+        found = [one is not None for one in (*by_sums, *by_factors)]
+        assert (output is not None) is (down is not None) is any(found)
+        assert found in ([False] * 4, [True, True, False, False], [False, False, True, True])
+
+
+def test_tiles_that_all_run_at_once_where_they_were_measured_are_not_taken_for_more_rows() -> None:
+    for rows in range(512, 1025, 64):
+        for (_, n, _k), choices in fused.table().items():
+            one = choice(choices, rows)
+            if one is None or one.kernel is None or not one.early or one.kernel.pingpong:
+                continue
+            kernel = one.kernel
+            assert -(-rows // kernel.tile_m) * -(-n // kernel.tile_n) <= 132, (kernel.name, rows)
+
+
+@pytest.mark.parametrize(
+    ("keys", "early"),
+    [
+        (PPLX_EMBED, {512, 768, 1023, 1024, 1025, 1536, 2047}),
+        (BGE_M3, {512, 513, 640, 767, 768, 1023, 1024, 1025, 1536, 2047}),
+        (PPLX_EMBED[2:3], {512}),
+        (((4096, 1024, "swiglu"),), set()),
+        ((), set()),
+    ],
+)
+def test_layers_are_launched_early_where_the_table_says_so(
+    monkeypatch: pytest.MonkeyPatch, keys: tuple[WeightKey, ...], early: set[int]
+) -> None:
+    monkeypatch.setattr(fused, "load", fake_gemm)
+    assert {m for m in ROWS if fused.gains_early(m, keys)} == early
+    monkeypatch.setattr(fused, "load", lambda kernel: None)
+    assert not any(fused.gains_early(m, keys) for m in ROWS)  # what is not built says nothing
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ TOKENS = 24
 def built(epilogue: Epilogue, most: int = 0) -> list[str | None]:
     return [
         f"gemm-{epilogue}-64x64-cooperative-1x1",
-        f"gemm-{epilogue}-128x64x128-cooperative-1x2-early-ahead",
+        f"gemm-{epilogue}-128x64x128-cooperative-1x2-early",
     ]
 
 
@@ -152,7 +152,8 @@ def test_the_best_way_becomes_lines_of_the_table() -> None:
     today = {"us": 4.0, "error": 0.0, **case.today}
     found = {"best": {"today": case.today, "heads": slow, "plain": best}, "measured": [*measured, today]}
     # What another mode would take is said to be not wanted.
-    assert tune_layers.best_lines(case, found, 512) == [line("b", 512), line(None, 512, "unscaled-rope", 96)]
+    early = line("b", 512) | {"early": True}
+    assert tune_layers.best_lines(case, found, 512) == [early, line(None, 512, "unscaled-rope", 96)]
     close = {**found, "measured": [{**measured[0], "us": 3.99}, today]}
     assert [one["kernel"] for one in tune_layers.best_lines(case, close, 512)] == [None, None]
 
@@ -160,8 +161,11 @@ def test_the_best_way_becomes_lines_of_the_table() -> None:
 def test_new_lines_replace_old_ones_up_to_where_those_go_on() -> None:
     old = [line("x", 256), line("y", 512), line("z", 4096), line("other", 512, n=8)]
     new = [line("a", 512), line(None, 1024), line("a", 768), line("q", 512, "unscaled-rope", 96)]
-    rows = [(one["n"], one["min_m"], one["kernel"]) for one in layer_table.merged(old, new, 2048)]
-    assert rows == [
+    new += [line("a", 1024, n=16), line("a", 512, n=16) | {"early": True}]
+    found = layer_table.merged(old, new, 2048)
+    assert [(one["n"], one["min_m"], one["kernel"]) for one in found] == [
         (64, 256, "x"), (64, 512, "a"), (64, 1024, None), (64, 2048, "y"), (64, 4096, "z"),
         (8, 512, "other"), (96, 512, "q"), (96, 2048, None),
+        (16, 512, "a"), (16, 1024, "a"), (16, 2048, None),
     ]  # fmt: skip
+    assert [one["min_m"] for one in found if one.get("early")] == [512]
