@@ -71,10 +71,7 @@ def create_app(
     counted = GatewayMetrics()
     drain = app[DRAIN] = Drain(counted)
     door = Door(options, counted, drain, lambda: drain_s(scheduler.metrics))
-    if tokenizer is not None and tokenizer.vocab_size > info.vocab_size:
-        message = "the tokenizer gives ids up to %d, the model takes up to %d: is it this model's own?"
-        logger.warning(message, tokenizer.vocab_size - 1, info.vocab_size - 1)
-    pool = _pool(app, options, None if tokenizer is None else text_tokenizer(info, tokenizer), tracing)
+    pool = _pool(app, options, _texts_of(info, tokenizer), tracing)
     traced = scheduler if tracing is None else tracing.scheduler(scheduler)
     pipeline = Pipeline(options, traced, info, pool, counted)
     probes = health.Health(scheduler, drain)
@@ -83,11 +80,7 @@ def create_app(
     routes = _Routes(app, door)
     if tracing is not None:
         routes.wrapping = lambda path, work: tracing.work(path, names.names[0], work)
-    own = ErrorShape.PERPLEXITY if options.api_dialect == "perplexity" else ErrorShape.OPENAI
-    pplx = perplexity.PerplexityEmbeddings(pipeline, options)
-    routes.post(openai.PATHS, openai.OpenAIEmbeddings(pipeline, names, pplx), own)
-    context = perplexity.ContextualizedEmbeddings(pipeline, names, options)
-    routes.post((perplexity.CONTEXT_PATH,), context, ErrorShape.PERPLEXITY)
+    _embeddings(routes, pipeline, names, options)
     _dialects(routes, pipeline, names, tokenizer)
     routes.get(models.PATH, models.Models(names.names, info))
     routes.get(health.INFO_PATH, health.Info(info, options, names.names, describe))
@@ -103,6 +96,15 @@ def create_app(
     else:  # those headers depend on more of a request than plain ones have
         app[PLAIN_ROUTES] = PlainRoutes(routes.plain, options.max_body_bytes)
     return app
+
+
+def _embeddings(routes: _Routes, pipeline: Pipeline, names: ServedNames, options: GatewayOptions) -> None:
+    """OpenAI's and Perplexity's, which share a path."""
+    own = ErrorShape.PERPLEXITY if options.api_dialect == "perplexity" else ErrorShape.OPENAI
+    pplx = perplexity.PerplexityEmbeddings(pipeline, options)
+    routes.post(openai.PATHS, openai.OpenAIEmbeddings(pipeline, names, pplx), own)
+    context = perplexity.ContextualizedEmbeddings(pipeline, names, options)
+    routes.post((perplexity.CONTEXT_PATH,), context, ErrorShape.PERPLEXITY)
 
 
 def _dialects(routes: _Routes, pipeline: Pipeline, names: ServedNames, tokenizer: Tokenizer | None) -> None:
@@ -142,6 +144,16 @@ def _documents(routes: _Routes) -> None:
     routes.get(docs.PATH, docs.page, keyed=False)
     for name in docs.FILES:
         routes.get(f"{docs.PATH}/{name}", docs.file(name), keyed=False)
+
+
+def _texts_of(info: EngineInfo, tokenizer: Tokenizer | None) -> Tokenizer | None:
+    """What tokenises texts for this model; warns if it may be another model's."""
+    if tokenizer is None:
+        return None
+    if tokenizer.vocab_size > info.vocab_size:
+        message = "the tokenizer gives ids up to %d, the model takes up to %d: is it this model's own?"
+        logger.warning(message, tokenizer.vocab_size - 1, info.vocab_size - 1)
+    return text_tokenizer(info, tokenizer)
 
 
 def _pool(
