@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.gpu
 
-NAMES = ("fa4", "flashinfer-fa3", "flashinfer-fa2", "flat", "flat-product", "sdpa")
+NAMES = ("fa4", "fa4-64x128-early", "flashinfer-fa3", "flashinfer-fa2", "flat", "flat-product", "sdpa")
 HEADS = {"hd128": (16, 8, 128), "hd128-4b": (32, 8, 128), "hd64": (16, 16, 64), "hd32": (12, 12, 32)}
 LENGTHS = {
     "1": [1],
@@ -222,7 +222,7 @@ def test_two_batches_in_flight_do_not_mix(name: str, heads: str) -> None:
 
 
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("name", ["fa4", "flashinfer-fa3", "flashinfer-fa2", "flat"])
+@pytest.mark.parametrize("name", ["fa4", "fa4-64x128-early", "flashinfer-fa3", "flashinfer-fa2", "flat"])
 def test_a_forward_allocates_nothing(name: str, heads: str) -> None:
     spec, backend = pick(name, heads)
     buffers = Buffers(spec, 1024, 512)

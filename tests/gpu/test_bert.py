@@ -105,7 +105,7 @@ def test_padding_changes_no_bit(loaded: Loaded) -> None:
     assert torch.equal(loaded.run(sequences, 64), loaded.run(sequences, 64, filler=777))
 
 
-@pytest.mark.parametrize("padded_to", [16, 128])
+@pytest.mark.parametrize("padded_to", [16, 128, 512, 768, 1024, 1536])
 @pytest.mark.parametrize("early", [Early.AT_ONCE, Early.AFTER_WAIT])
 def test_early_launches_change_no_bit(
     loaded: Loaded, padded_to: int, early: Early, monkeypatch: pytest.MonkeyPatch

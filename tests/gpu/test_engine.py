@@ -94,6 +94,16 @@ def test_every_length_is_the_reference_eagerly_captured_and_replayed(loaded: Loa
             assert cosines(loaded.run([sequence]).vectors, wanted)[0] > MIN_COSINE, (length, run)
 
 
+@pytest.mark.parametrize("rows", [512, 640, 768, 1024, 1152, 1536, 2048])
+def test_whole_layers_of_every_kind_are_the_reference(loaded: Loaded, rows: int) -> None:
+    """Wherever other products, attention or launches serve: one sequence, and two with a little padding."""
+    for lengths in ([rows], [rows // 2, rows // 2 - 3]):
+        sequences = loaded.sequences(lengths, seed=rows)
+        wanted = loaded.reference(sequences)
+        for run in range(3):
+            assert cosines(loaded.run(sequences).vectors, wanted).min() > MIN_COSINE, (lengths, run)
+
+
 @pytest.mark.parametrize("length", [8192, 32_768])
 def test_long_sequences_are_the_reference(loaded: Loaded, length: int) -> None:
     if length > loaded.config.max_model_len:

@@ -163,7 +163,7 @@ def test_replays_with_other_tokens_and_offsets(loaded):
                 assert _cosines(outputs.vectors[row], expected[row]) >= 0.999
 
 
-@pytest.mark.parametrize("padded_to", [16, 128, 512, 4352])
+@pytest.mark.parametrize("padded_to", [16, 128, 512, 768, 1024, 1536, 4352])
 @pytest.mark.parametrize("early", [Early.AT_ONCE, Early.AFTER_WAIT])
 def test_early_launches_change_no_bit(loaded, padded_to, early, monkeypatch):
     """Kernels brought up before the one before is done still wait for what it writes."""
