@@ -96,11 +96,11 @@ class Tensors:
 
         self.spec = spec = model.spec(device)
         num_tokens, self.length = num_seqs * length, length
-        heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
+        self._heads = heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
         shape = (3, num_tokens, sum(heads) * spec.head_dim)
         self.sums = torch.randn(shape, device=device).bfloat16()
         self.qkv = self.sums[2]
-        self.q, self.k, self.v = torch.split(self.qkv.view(num_tokens, -1, spec.head_dim), heads, dim=1)
+        self.q, self.k, self.v = self._parts(self.qkv)
         self.out = torch.empty_like(self.q, memory_format=torch.contiguous_format)
         self.cu_seqlens = torch.arange(num_seqs + 1, dtype=torch.int32, device=device) * length
         self.positions = (torch.arange(num_tokens, device=device) % length).int()
@@ -111,6 +111,18 @@ class Tensors:
     def source(self, splits: int) -> torch.Tensor:
         """The product, or that many partial sums of it."""
         return self.sums[0] if splits == 1 else self.sums[:splits]
+
+    def rotated(self, splits: int) -> tuple[torch.Tensor, ...]:
+        """q, k and v in fp32, normed and rotated from that many partial sums."""
+        from rose.kernels.rope import qk_norm_rope
+
+        full = torch.empty_like(self.qkv, dtype=torch.float32)
+        sums = self.sums[:splits].float().contiguous()
+        qk_norm_rope(sums, self.positions, self.rope, full)
+        return self._parts(full)
+
+    def _parts(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.split(qkv.view(len(qkv), -1, self.spec.head_dim), self._heads, dim=1)
 
     def run(self, job: Job) -> None:
         """One layer's attention by a candidate."""
@@ -154,83 +166,102 @@ def compile_all(wanted: list[Job], processes: int) -> None:
     say(f"compiled in {time.perf_counter() - started:.1f} s")
 
 
-def measure(
-    model: Model, shape: str, candidates: list[Job], device: torch.device
-) -> Iterator[dict[str, Any]]:
-    """Rows of the result: the other backends, then the candidates."""
-    from rose.attention.backends import load_backends
-    from rose.attention.reference import reference_attention, relative_error
-    from rose.kernels.early import Early, launching
-    from rose.kernels.rope import qk_norm_rope
-    from rose.kernels.timing import graph_us
+class Measurement:
+    """What is timed and checked for one batch of a model, row by row of the result."""
 
-    num_seqs, length = (int(number) for number in shape.split("x"))
-    tensors = Tensors(model, num_seqs, length, device)
-    spec, offsets = tensors.spec, list(range(0, num_seqs * length + 1, length))
-    base = {"head_dim": spec.head_dim, "shape": shape}
+    def __init__(self, model: Model, shape: str, device: torch.device) -> None:
+        self._model = model
+        num_seqs, self._length = (int(number) for number in shape.split("x"))
+        self._num_tokens = num_seqs * self._length
+        self._tensors = Tensors(model, num_seqs, self._length, device)
+        self._row = {"head_dim": self._tensors.spec.head_dim, "shape": shape}
+        self._expected: dict[int, torch.Tensor] = {}
 
-    def timed(*kernels: Callable[[], None]) -> float:
+    def backends(self) -> Iterator[dict[str, Any]]:
+        """The other backends, alone and with the kernel that norms and rotates before them."""
+        from rose.attention.backends import load_backends
+        from rose.attention.reference import relative_error
+
+        tensors = self._tensors
+        for name, backend in load_backends(tensors.spec).items():
+            backend.plan(tensors.cu_seqlens.cpu().numpy(), self._num_tokens, 0)
+
+            def attend(backend: Any = backend) -> None:
+                backend.forward(
+                    tensors.q, tensors.k, tensors.v, tensors.out, tensors.cu_seqlens, self._length
+                )
+
+            attend()
+            error = relative_error(tensors.out, self._expected_of(0))
+            row = {**self._row, "name": name, "us": self._us(attend), "error": error}
+            if self._model.qkv:
+                for splits in (1, 2) if self._num_tokens <= 128 else (1,):
+                    row[f"with_rope_of_{splits}"] = self._us_rotating(splits, attend)
+            yield row
+
+    def rotations(self) -> Iterator[dict[str, Any]]:
+        """The kernel that norms and rotates, alone."""
+        for splits in (1, 2) if self._model.qkv else ():
+            yield {**self._row, "name": f"rope of {splits}", "us": self._us_rotating(splits)}
+
+    def candidate(self, job: Job) -> dict[str, Any]:
+        """One of our plans; "failed", where it needs more shared memory or registers than there are."""
+        from rose.attention.reference import relative_error
+        from rose.kernels.early import Early, launching
+
+        name, expected = "product" if job.splits else "flat", self._expected_of(job.splits)
+        row = {**self._row, "name": name, "splits": job.splits, **asdict(job.plan)}
+        run = partial(self._tensors.run, job)
+        try:
+            self._tensors.out.fill_(float("nan"))
+            with launching(Early(early_of(job.num_tokens))):
+                run()
+            row["error"] = error = relative_error(self._tensors.out, expected)
+            row["us"] = self._us(run)
+            if self._model.qkv and not job.splits and error < MAX_ERROR:
+                row["with_rope_of_1"] = self._us_rotating(1, run)
+        except Exception as error:
+            row["failed"] = f"{type(error).__name__}: {str(error)[:200]}"
+        return row
+
+    def _us(self, *kernels: Callable[[], None]) -> float:
+        """Microseconds of the kernels of one layer, one after another."""
+        from rose.kernels.early import Early, launching
+        from rose.kernels.timing import graph_us
+
         def layers() -> None:
-            with launching(Early(early_of(num_seqs * length))):
-                for _ in range(model.layers):
+            with launching(Early(early_of(self._num_tokens))):
+                for _ in range(self._model.layers):
                     for enqueue in kernels:
                         enqueue()
 
         torch.cuda.synchronize()  # what is timed runs on another stream
         return round(graph_us(layers), 1)
 
-    def expected_of(source: torch.Tensor | None) -> torch.Tensor:
-        if source is not None:
-            full = torch.empty_like(tensors.qkv, dtype=torch.float32)
-            plain = source.float() if source.dim() == 3 else source.float().unsqueeze(0)
-            qk_norm_rope(plain.contiguous(), tensors.positions, tensors.rope, full)
-            heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
-            q, k, v = torch.split(full.view(len(full), -1, spec.head_dim), heads, dim=1)
-            return reference_attention(q, k, v, offsets, spec)
-        return reference_attention(tensors.q, tensors.k, tensors.v, offsets, spec)
+    def _us_rotating(self, splits: int, *after: Callable[[], None]) -> float:
+        """The same with the kernel that norms and rotates before them; leaves q, k and v as they were."""
+        from rose.kernels.rope import qk_norm_rope
 
-    def rotate(splits: int) -> None:
+        tensors = self._tensors
         source = tensors.sums[:splits] if splits > 1 else tensors.qkv
-        qk_norm_rope(source, tensors.positions, tensors.rope, tensors.qkv)
-
-    expected: dict[int, torch.Tensor] = {0: expected_of(None)}
-    for name, backend in load_backends(spec).items():
-        backend.plan(tensors.cu_seqlens.cpu().numpy(), num_seqs * length, 0)
-
-        def attend(backend: Any = backend) -> None:
-            backend.forward(tensors.q, tensors.k, tensors.v, tensors.out, tensors.cu_seqlens, length)
-
-        attend()
-        error = relative_error(tensors.out, expected[0])
-        row: dict[str, Any] = {**base, "name": name, "us": timed(attend), "error": error}
-        if model.qkv:
-            kept = tensors.qkv.clone()
-            for splits in (1, 2) if num_seqs * length <= 128 else (1,):
-                row[f"with_rope_of_{splits}"] = timed(partial(rotate, splits), attend)
-            tensors.qkv.copy_(kept)
-        yield row
-    if model.qkv:
         kept = tensors.qkv.clone()
-        for splits in (1, 2):
-            yield {**base, "name": f"rope of {splits}", "us": timed(partial(rotate, splits))}
-        tensors.qkv.copy_(kept)
-    for job in candidates:
-        if job.splits not in expected:
-            expected[job.splits] = expected_of(tensors.source(job.splits))
-        row = {**base, "name": "product" if job.splits else "flat", "splits": job.splits, **asdict(job.plan)}
         try:
-            tensors.out.fill_(float("nan"))
-            with launching(Early(early_of(job.num_tokens))):
-                tensors.run(job)
-            row["error"] = error = relative_error(tensors.out, expected[job.splits])
-            row["us"] = timed(partial(tensors.run, job))
-            if model.qkv and not job.splits and error < MAX_ERROR:
-                kept = tensors.qkv.clone()
-                row["with_rope_of_1"] = timed(partial(rotate, 1), partial(tensors.run, job))
-                tensors.qkv.copy_(kept)
-        except Exception as error:  # too much shared memory, too many registers
-            row["failed"] = f"{type(error).__name__}: {str(error)[:200]}"
-        yield row
+            return self._us(
+                lambda: qk_norm_rope(source, tensors.positions, tensors.rope, tensors.qkv), *after
+            )
+        finally:
+            tensors.qkv.copy_(kept)
+
+    def _expected_of(self, splits: int) -> torch.Tensor:
+        """In fp32: of q, k and v as they are, or rotated from that many partial sums."""
+        from rose.attention.reference import reference_attention
+
+        if splits not in self._expected:
+            tensors = self._tensors
+            q, k, v = tensors.rotated(splits) if splits else (tensors.q, tensors.k, tensors.v)
+            offsets = tensors.cu_seqlens.tolist()
+            self._expected[splits] = reference_attention(q, k, v, offsets, tensors.spec)
+        return self._expected[splits]
 
 
 def report(rows: list[dict[str, Any]], kept: int = 3) -> None:
@@ -270,7 +301,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for (model, shape), candidates in wanted.items():
         started = time.perf_counter()
-        found = list(measure(model, shape, candidates, torch.device("cuda", 0)))
+        measurement = Measurement(model, shape, torch.device("cuda", 0))
+        found = [*measurement.backends(), *measurement.rotations(), *map(measurement.candidate, candidates)]
         say(f"heads of {model.head_dim}, {shape}: {time.perf_counter() - started:.1f} s")
         report(found)
         rows += found
