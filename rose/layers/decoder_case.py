@@ -68,7 +68,7 @@ class DecoderCase:
         self._start = normal(device, m, self.hidden)
         self.rows = self._buffers(query)
         swiglu = fused_gemm("swiglu", m, *first.gate_up.shape)
-        self.today: Way = {
+        self.base: Way = {
             "mode": "plain", "attention": "fa4", "early": "NO", "qkv": None, "output": None,
             "gate_up": swiglu.kernel.name if swiglu else None, "down": None,
         }  # fmt: skip
@@ -108,12 +108,11 @@ class DecoderCase:
         partials = normal(self.device, 8 * min(self.m, 1024) * 2 * self.inner)
         return DecoderBuffers(self._start.clone(), hidden, positions, qkv, context, wide, narrow, partials)
 
-    def enqueue(self, way: Way, num_layers: int, alike: bool = False) -> Callable[[], object]:
+    def enqueue(self, way: Way, num_layers: int) -> Callable[[], object]:
         """As Case.enqueue: the loop of rose.models.qwen3."""
         mode = way["mode"] or "plain"
         lookup = lookup_of(products_of(self, way))
-        weights = [self.weights[0]] * (num_layers + 1) if alike else self.weights[: num_layers + 1]
-        layers = [_layer_of(one, lookup) for one in weights]
+        layers = [_layer_of(one, lookup) for one in self.weights[: num_layers + 1]]
         fused = None if mode == "plain" else self._fused.using(lookup)
         batch = one_sequence(self.m, self.attention[way["attention"] or ""], self.device)
         rows, early = self.rows, Early[way["early"] or "NO"]
@@ -123,8 +122,7 @@ class DecoderCase:
                 product: Tensor | None = layers[0].project(rows)
                 if fused is not None:
                     fused.prepare(rows)
-                for place, (layer, following) in enumerate(pairwise(layers)):
-                    index = 0 if alike else place  # of FusedDecoder's copies of the QKV weight
+                for index, (layer, following) in enumerate(pairwise(layers)):
                     layer.attend(batch, rows, product)
                     product = None
                     if fused is None:

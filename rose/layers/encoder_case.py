@@ -66,7 +66,7 @@ class EncoderCase:
         self._start = normal(device, m, hidden)
         self.buffers = self._buffers()
         widen = fused_gemm("gelu", m, inner, hidden)
-        self.today: Way = {
+        self.base: Way = {
             "mode": "plain", "attention": "fa4", "early": "NO", "qkv": None, "output": None,
             "widen": widen.kernel.name if widen else None, "down": None,
         }  # fmt: skip
@@ -100,11 +100,10 @@ class EncoderCase:
             partials=normal(self.device, 8 * min(self.m, 1024) * self.inner),
         )  # fmt: skip
 
-    def enqueue(self, way: Way, num_layers: int, alike: bool = False) -> Callable[[], object]:
+    def enqueue(self, way: Way, num_layers: int) -> Callable[[], object]:
         """As Case.enqueue: the loop of rose.models.bert."""
         lookup = lookup_of(products_of(self, way))
-        weights = [self.weights[0]] * num_layers if alike else self.weights[:num_layers]
-        layers = [self._layer_of(one, lookup) for one in weights]
+        layers = [self._layer_of(one, lookup) for one in self.weights[:num_layers]]
         batch = one_sequence(self.m, self.attention[way["attention"] or ""], self.device)
         early, buffers = Early[way["early"] or "NO"], self.buffers
 

@@ -34,18 +34,19 @@ Places = Mapping[str, Sequence[str | None]]
 class Case(Protocol):
     """One model's layers at one number of rows.
 
-    today: what serves now. modes: places of each way to put a layer together, by its name. epilogues: of the
-    product at each place, by mode. shapes: of its weight, [n, k].
+    base: cuBLAS and kernels between, but for SwiGLU or GELU as the table has it. modes: places of each way to
+    put a layer together, by its name. epilogues: of the product at each place, by mode. shapes: of its
+    weight, [n, k].
     """
 
     num_layers: int
     epilogues: Mapping[str, Mapping[str, Epilogue]]
     shapes: Mapping[str, tuple[int, int]]
-    today: Way
+    base: Way
     modes: Mapping[str, Places]
 
-    def enqueue(self, way: Way, num_layers: int, alike: bool = False) -> Callable[[], object]:
-        """What runs so many layers that way. alike: all with the first one's weights, which the L2 keeps."""
+    def enqueue(self, way: Way, num_layers: int) -> Callable[[], object]:
+        """What runs so many layers that way."""
 
     def error(self, way: Way) -> float:
         """Relative error of the first CHECKED layers."""

@@ -12,7 +12,10 @@ Line = dict[str, Any]
 
 
 def lines_of(case: Case, way: Way, m: int, us: tuple[float, float]) -> list[Line]:
-    """What `way` says of every product of every mode from m rows on. us: a layer's, so and by today's way."""
+    """What `way` says of every product of every mode from m rows on. us: a layer's, so and by the base.
+
+    Of launches only whether they are early: `rose.kernels.early` has one way for that.
+    """
     chosen: dict[FusedKey, str | None] = {
         (epilogue, *case.shapes[place]): None
         for epilogues in case.epilogues.values()

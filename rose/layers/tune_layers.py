@@ -4,7 +4,7 @@
 
 One choice after another is changed, and kept if the layer got faster: kernels that are brought up while the
 one before still runs gain by their neighbours, so a product alone says little. The first layers of every way
-are compared with fp32 before it is timed; one that is off by half more than today's is not. --out gets all
+are compared with fp32 before it is timed; one that is off by half more than the base is not. --out gets all
 that was measured, --table the table of products in use with the best of it, as rose.kernels.fused reads it.
 """
 
@@ -30,7 +30,8 @@ from rose.layers.layer_table import Line, lines_of, merged
 from rose.layers.tune_fused import MIN_GAIN
 
 ROWS = (512, 1024, 768, 1536)
-# From here on the table in use stays as it is.
+# From here on the table in use stays as it is; between these numbers it is put right by hand, where a choice
+# would start a second wave of tiles (docs/benchmarks/log.md).
 RESUME = 2048
 # The mode that a mode takes from what both have; only the rest is searched, and how kernels are launched.
 LIKE = {"heads": "plain", "factors": "sums"}
@@ -43,7 +44,7 @@ class Search:
     def __init__(self, case: Case, deadline: float) -> None:
         self._case, self._deadline, self._limit = case, deadline, math.inf
         self.times: dict[tuple[tuple[str, str | None], ...], tuple[float, float]] = {}
-        self._limit = 1.5 * self.measure(case.today)[1]
+        self._limit = 1.5 * self.measure(case.base)[1]
 
     def measure(self, way: Way) -> tuple[float, float]:
         """µs a layer and error."""
@@ -56,16 +57,11 @@ class Search:
             self.times[key] = (us, error)
         return self.times.get(key, (math.inf, math.inf))
 
-    def report(self, mode: str, way: Way) -> float:
-        """Say how a way does; µs a layer with weights from L2: the most that fetching them ahead gains."""
+    def report(self, mode: str, way: Way) -> None:
+        """Say how a way does."""
         us, error = self.measure(way)
-        from_l2_us = math.inf
-        if us < math.inf:
-            layers = self._case.num_layers
-            from_l2_us = graph_us(self._case.enqueue(way, layers, alike=True), 4, 3) / layers
         names = ", ".join(f"{place} {name or 'cuBLAS'}" for place, name in way.items() if place != "mode")
-        say(f"  {mode:8} {us:6.2f} us a layer ({from_l2_us:.2f} from L2), error {error:.5f}: {names}")
-        return from_l2_us
+        say(f"  {mode:8} {us:6.2f} us a layer, error {error:.5f}: {names}")
 
     def descend(self, way: Way, places: Places, sweeps: int = 3) -> Way:
         """From `way`, one place after another by its best choice, until a sweep gains next to nothing."""
@@ -83,38 +79,38 @@ class Search:
 
 
 def search(case: Case, deadline: float) -> dict[str, Any]:
-    """Today's way, the best of each mode, and all that was measured."""
+    """The base, the best of each mode, and all that was measured."""
     found = Search(case, deadline)
-    best: dict[str, Way] = {"today": case.today}
-    from_l2 = {"today": found.report("today", case.today)}
+    best: dict[str, Way] = {"base": case.base}
+    found.report("base", case.base)
     for mode, places in case.modes.items():
         if not all(places.values()):
             say(f"  {mode}: none of some kernel is built")
             continue
-        like = best.get(LIKE.get(mode, "today" if mode == "plain" else ""), {})
+        like = best.get(LIKE.get(mode, "base" if mode == "plain" else ""), {})
         shared = {place: like[place] for place in places if place in like and like[place] in places[place]}
         start: Way = {"mode": mode, **{place: names[0] for place, names in places.items()}, **shared}
         kept = shared.keys() - {"early"} if mode in LIKE else set()
         searched = {place: names for place, names in places.items() if place not in kept}
         best[mode] = found.descend(start, searched)
-        from_l2[mode] = found.report(mode, best[mode])
+        found.report(mode, best[mode])
     measured = [
         {"us": us, "error": error, **dict(way)}
         for way, (us, error) in sorted(found.times.items(), key=lambda one: one[1])
     ]
-    return {"best": best, "from_l2_us": from_l2, "measured": measured}
+    return {"best": best, "measured": measured}
 
 
 def best_lines(case: Case, found: Mapping[str, Any], rows: int) -> list[Line]:
     """Of the table: what was fastest, if by MIN_GAIN."""
-    measured = {tuple(sorted(case.today.items())): math.inf}
+    measured = {tuple(sorted(case.base.items())): math.inf}
     measured |= {_key(one): one["us"] for one in found["measured"]}
-    today_us = measured[_key(case.today)]
+    base_us = measured[_key(case.base)]
     ways = sorted(found["best"].values(), key=lambda way: measured.get(_key(way), math.inf))
     best_us = measured.get(_key(ways[0]), math.inf)
-    if not best_us < today_us * (1 - MIN_GAIN):
-        return lines_of(case, case.today, rows, (today_us, today_us))
-    return lines_of(case, ways[0], rows, (best_us, today_us))
+    if not best_us < base_us * (1 - MIN_GAIN):
+        return lines_of(case, case.base, rows, (base_us, base_us))
+    return lines_of(case, ways[0], rows, (best_us, base_us))
 
 
 def _key(way: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
