@@ -8,146 +8,15 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
-import msgspec
 import pytest
-from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway import express
-from gateway.app import create_app
-from gateway.exchange import PLAIN_ROUTES
-from gateway.express import ExpressConnection
-from gateway.listener import prepare
-from gateway.options import GatewayOptions
 from rose.errors import StepError
-from scheduler.batcher import Batcher
-from scheduler.options import SchedulerOptions
-from tests.fakes import FakeEngine, fake_info
-from tests.http.served import byte_tokenizer, serving, until
-
-# What no two answers share: times, ids that the server made up.
-_OWN = re.compile(
-    rb"(?<=\r\n)((?:date|x-[a-z]+-time): [^\r]*|x-request-id: [0-9a-f]{16}-[0-9a-f]+)\r\n", re.I
-)
-IDS = {"input": [5, 6, 7]}
-
-
-class Wire(asyncio.Transport):
-    """A transport that keeps what was written. paused_reading: as the protocol asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = b""
-        self.closed = self.paused_reading = False
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.written += bytes(data)
-
-    def get_write_buffer_size(self) -> int:
-        return len(self.written)
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-    def pause_reading(self) -> None:
-        self.paused_reading = True
-
-    def resume_reading(self) -> None:
-        self.paused_reading = False
-
-
-@dataclass
-class Way:
-    """A server without a socket, and one connection to it. count: of the requests taken the short way."""
-
-    runner: web.AppRunner
-    engine: FakeEngine
-    batcher: Batcher
-    wire: Wire = field(default_factory=Wire)
-
-    def __post_init__(self) -> None:
-        assert self.runner.server is not None
-        self.protocol = self.runner.server()
-        assert isinstance(self.protocol, ExpressConnection)
-        self.protocol.connection_made(self.wire)
-
-    def feed(self, *pieces: bytes) -> None:
-        for piece in pieces:
-            self.protocol.data_received(piece)
-
-    async def answer(self, *pieces: bytes, apart: bool = False) -> bytes:
-        """Everything written for these pieces, without times and made-up ids.
-
-        Each comes in a turn of its own, or when all before it has been answered.
-        """
-        for piece in pieces:
-            self.feed(piece)
-            await (quiet(self) if apart else asyncio.sleep(0))
-        await quiet(self)
-        return _OWN.sub(b"", self.wire.written) + b"<closed>" * self.wire.closed
-
-    @property
-    def express(self) -> bool:
-        return self.protocol._express
-
-
-async def quiet(way: Way, turns: int = 40) -> None:
-    """Until nothing is held and nothing has been written for so many turns."""
-    still = 0
-    async with asyncio.timeout(10):
-        while still < turns or way.protocol._held:
-            before = len(way.wire.written)
-            await asyncio.sleep(0)
-            still = still + 1 if len(way.wire.written) == before else 0
-
-
-@asynccontextmanager
-async def opened(*, short: bool, service_s: float | None = 0.0, **options: Any) -> AsyncIterator[Way]:
-    engine = FakeEngine(info=fake_info(), service_s=service_s)
-    batcher = Batcher(engine, SchedulerOptions())
-    await batcher.start()
-    app = create_app(GatewayOptions(**options), batcher, engine.info, byte_tokenizer())
-    if not short:
-        app._state.pop(PLAIN_ROUTES)
-    runner = await prepare(app)
-    way = Way(runner, engine, batcher)
-    try:
-        yield way
-    finally:
-        if not way.wire.closed:
-            way.protocol.connection_lost(None)
-        await batcher.close(0.0)
-        await runner.cleanup()
-
-
-def request(body: Any, *lines: str, path: str = "/v1/embeddings", media: str = "json") -> bytes:
-    data = body if isinstance(body, bytes) else getattr(msgspec, media).encode(body)
-    head = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Type: application/{media}", *lines]
-    return "\r\n".join([*head, f"Content-Length: {len(data)}", "", ""]).encode() + data
-
-
-async def both(*pieces: bytes, apart: bool = False, **options: Any) -> tuple[bytes, bytes, bool]:
-    """The answers of the short way and of aiohttp's; whether the first stayed short."""
-    async with opened(short=True, **options) as short, opened(short=False, **options) as long:
-        answers = [await way.answer(*pieces, apart=apart) for way in (short, long)]
-        return answers[0], answers[1], short.express
-
-
-@pytest.fixture(autouse=True)
-def _hold_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(express, "_HOLD_S", 0.005)
-
+from tests.http.express_way import IDS, PLAIN_IDS, both, opened, request
+from tests.http.served import serving
 
 BLOCK = {"input_ids": b"\x05\0\0\0\x06\0\0\0", "lengths": b"\x01\0\0\0\x01\0\0\0"}
 PLAIN = {
@@ -157,7 +26,7 @@ PLAIN = {
     "block": request(BLOCK, media="msgpack"),
     "block as json": request(BLOCK, "Accept: application/json", media="msgpack"),
     "octets": request({**IDS, "encoding_format": "bytes"}),
-    "own id": request(IDS, "x-request-id: mine-1"),
+    "own id": PLAIN_IDS,
     "odd id": request(IDS, "x-request-id: a b"),
     "names in capitals": request(IDS, "ACCEPT: */*", "X-Request-ID: mine"),
     "kept alive": request(IDS, "Connection: Keep-Alive", "Accept-Encoding: gzip", "User-Agent: me/1 (x; y)"),
@@ -259,19 +128,6 @@ async def test_logged_requests_are_left_to_aiohttp(caplog: pytest.LogCaptureFixt
     assert "id=mine-1" in caplog.text
 
 
-async def test_a_server_that_shuts_down_refuses_and_closes() -> None:
-    answers = []
-    for short in (True, False):
-        async with opened(short=short) as way:
-            await way.batcher.close(0.0)
-            answers.append(await way.answer(PLAIN["own id"], PLAIN["own id"]))
-    assert answers[0] == answers[1]
-    assert answers[0].startswith(b"HTTP/1.1 503")
-    assert answers[0].count(b"HTTP/1.1") == 1
-    assert b"Connection: close" in answers[0]
-    assert answers[0].endswith(b"<closed>")
-
-
 @pytest.mark.parametrize("key", ["", "Authorization: Bearer right", "authorization: bearer wrong"])
 async def test_keys_are_asked_for(key: str) -> None:
     line = [key] if key else []
@@ -342,98 +198,6 @@ def test_odd_heads_in_odd_pieces_get_the_same_answer(
     pieces = [wire[start:end] for start, end in pairwise(bounds) if start < end]
     short, long, _ = asyncio.run(both(*pieces))
     assert short == long
-
-
-@pytest.mark.parametrize("extra", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", request(IDS) * 3])
-async def test_what_is_sent_before_the_answer_is_answered_after_it(extra: bytes) -> None:
-    answers = []
-    for short in (True, False):
-        async with opened(short=short, service_s=None) as way:
-            way.feed(PLAIN["own id"])
-            await quiet(way, 5)
-            way.feed(*[bytes([byte]) for byte in extra])
-            async with asyncio.timeout(10):
-                while not way.wire.written:
-                    way.engine.finish(len(way.engine.running))
-                    await asyncio.sleep(0)
-            way.engine._service_s = 0.0
-            answers.append(await way.answer())
-    assert answers[0] == answers[1]
-    assert answers[0].count(b"HTTP/1.1 200") == 1 + extra.count(b"HTTP/1.1")
-
-
-async def test_a_client_that_sends_on_without_end_is_read_no_more() -> None:
-    async with opened(short=True, service_s=None) as way:
-        way.feed(PLAIN["ids"])
-        await quiet(way, 5)
-        while not way.wire.paused_reading:
-            way.feed(b"a" * 10_000)
-            assert sum(map(len, way.protocol._held)) < 100_000
-        way.engine.finish()
-        assert b" 400 Bad Request" in await way.answer()
-        assert not way.wire.paused_reading
-
-
-@pytest.mark.parametrize("phase", ["gathering", "running", "draining"])
-async def test_a_client_may_leave_at_any_time(phase: str) -> None:
-    async with opened(short=True, service_s=None) as way:
-        if phase == "draining":
-            way.protocol.pause_writing()
-        way.feed(PLAIN["ids"][:-1] if phase == "gathering" else PLAIN["ids"])
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert len(way.engine.running) == (phase != "gathering")
-        if phase == "draining":
-            way.engine.finish()
-            await until(lambda: way.wire.written != b"")
-        way.protocol.connection_lost(None)
-        way.wire.closed = True
-        await until(lambda: way.protocol._running is None)
-        await asyncio.sleep(0.01)  # longer than a body is held
-        assert bool(way.wire.written) == (phase == "draining")
-        state = [asyncio.all_tasks(), way.protocol._held]
-        assert len(state[0]) <= 2, state  # this one and the scheduler's
-        assert state[1] == []
-
-
-async def test_a_client_that_does_not_read_gets_its_next_answer_when_it_does() -> None:
-    async with opened(short=True) as way:
-        way.protocol.pause_writing()
-        way.feed(PLAIN["ids"])
-        await until(lambda: way.wire.written != b"")
-        way.feed(PLAIN["ids"])
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert way.wire.written.count(b"HTTP/1.1 200") == 1
-        way.protocol.resume_writing()
-        assert (await way.answer()).count(b"HTTP/1.1 200") == 2
-
-
-async def test_a_shutdown_waits_for_the_answer() -> None:
-    async with opened(short=True, service_s=None) as way:
-        way.feed(PLAIN["ids"])
-        await quiet(way, 5)
-        closing = asyncio.ensure_future(way.runner.cleanup())
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert not closing.done() and not way.wire.closed
-        way.engine.finish()
-        async with asyncio.timeout(10):
-            await closing
-        assert way.wire.written.startswith(b"HTTP/1.1 200")
-        assert way.wire.closed
-
-
-@pytest.mark.parametrize("short", [True, False])
-async def test_an_idle_connection_is_closed_and_a_busy_one_is_not(short: bool) -> None:
-    async with opened(short=short, service_s=None, keepalive_timeout_s=0.05) as way:
-        way.feed(PLAIN["ids"])
-        await asyncio.sleep(0.15)
-        assert not way.wire.closed
-        way.engine.finish()
-        await until(lambda: way.wire.written != b"")
-        assert not way.wire.closed
-        await until(lambda: way.wire.closed)
 
 
 async def test_a_failed_step_is_told_as_ever() -> None:

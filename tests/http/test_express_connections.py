@@ -1,0 +1,115 @@
+"""When things come and go on a connection that takes plain requests the short way."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.http.express_way import IDS, PLAIN_IDS, opened, quiet, request
+from tests.http.served import until
+
+
+async def test_a_server_that_shuts_down_refuses_and_closes() -> None:
+    answers = []
+    for short in (True, False):
+        async with opened(short=short) as way:
+            await way.batcher.close(0.0)
+            answers.append(await way.answer(PLAIN_IDS, PLAIN_IDS))
+    assert answers[0] == answers[1]
+    assert answers[0].startswith(b"HTTP/1.1 503")
+    assert answers[0].count(b"HTTP/1.1") == 1
+    assert b"Connection: close" in answers[0]
+    assert answers[0].endswith(b"<closed>")
+
+
+@pytest.mark.parametrize("extra", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", request(IDS) * 3])
+async def test_what_is_sent_before_the_answer_is_answered_after_it(extra: bytes) -> None:
+    answers = []
+    for short in (True, False):
+        async with opened(short=short, service_s=None) as way:
+            way.feed(PLAIN_IDS)
+            await quiet(way, 5)
+            way.feed(*[bytes([byte]) for byte in extra])
+            async with asyncio.timeout(10):
+                while not way.wire.written:
+                    way.engine.finish(len(way.engine.running))
+                    await asyncio.sleep(0)
+            way.engine._service_s = 0.0
+            answers.append(await way.answer())
+    assert answers[0] == answers[1]
+    assert answers[0].count(b"HTTP/1.1 200") == 1 + extra.count(b"HTTP/1.1")
+
+
+async def test_a_client_that_sends_on_without_end_is_read_no_more() -> None:
+    async with opened(short=True, service_s=None) as way:
+        way.feed(PLAIN_IDS)
+        await quiet(way, 5)
+        while not way.wire.paused_reading:
+            way.feed(b"a" * 10_000)
+            assert sum(map(len, way.protocol._held)) < 100_000
+        way.engine.finish()
+        assert b" 400 Bad Request" in await way.answer()
+        assert not way.wire.paused_reading
+
+
+@pytest.mark.parametrize("phase", ["gathering", "running", "draining"])
+async def test_a_client_may_leave_at_any_time(phase: str) -> None:
+    async with opened(short=True, service_s=None) as way:
+        if phase == "draining":
+            way.protocol.pause_writing()
+        way.feed(PLAIN_IDS[:-1] if phase == "gathering" else PLAIN_IDS)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(way.engine.running) == (phase != "gathering")
+        if phase == "draining":
+            way.engine.finish()
+            await until(lambda: way.wire.written != b"")
+        way.protocol.connection_lost(None)
+        way.wire.closed = True
+        await until(lambda: way.protocol._running is None)
+        await asyncio.sleep(0.01)  # longer than a body is held
+        assert bool(way.wire.written) == (phase == "draining")
+        state = [asyncio.all_tasks(), way.protocol._held]
+        assert len(state[0]) <= 2, state  # this one and the scheduler's
+        assert state[1] == []
+
+
+async def test_a_client_that_does_not_read_gets_its_next_answer_when_it_does() -> None:
+    async with opened(short=True) as way:
+        way.protocol.pause_writing()
+        way.feed(PLAIN_IDS)
+        await until(lambda: way.wire.written != b"")
+        way.feed(PLAIN_IDS)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert way.wire.written.count(b"HTTP/1.1 200") == 1
+        way.protocol.resume_writing()
+        assert (await way.answer()).count(b"HTTP/1.1 200") == 2
+
+
+async def test_a_shutdown_waits_for_the_answer() -> None:
+    async with opened(short=True, service_s=None) as way:
+        way.feed(PLAIN_IDS)
+        await quiet(way, 5)
+        closing = asyncio.ensure_future(way.runner.cleanup())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not closing.done() and not way.wire.closed
+        way.engine.finish()
+        async with asyncio.timeout(10):
+            await closing
+        assert way.wire.written.startswith(b"HTTP/1.1 200")
+        assert way.wire.closed
+
+
+@pytest.mark.parametrize("short", [True, False])
+async def test_an_idle_connection_is_closed_and_a_busy_one_is_not(short: bool) -> None:
+    async with opened(short=short, service_s=None, keepalive_timeout_s=0.05) as way:
+        way.feed(PLAIN_IDS)
+        await asyncio.sleep(0.15)
+        assert not way.wire.closed
+        way.engine.finish()
+        await until(lambda: way.wire.written != b"")
+        assert not way.wire.closed
+        await until(lambda: way.wire.closed)
