@@ -23,6 +23,11 @@ class WireAnswer:
     def value(self) -> Any:
         return json.loads(self.body)
 
+    @property
+    def code(self) -> str:
+        code: str = self.value["error"]["code"]
+        return code
+
 
 def post(body: object, path: str = EMBED, **headers: str) -> bytes:
     """A POST of `body` as JSON; bytes go as they are."""
@@ -38,7 +43,20 @@ async def read_answer(reader: asyncio.StreamReader) -> WireAnswer:
     Raises:
         asyncio.IncompleteReadError: the connection ended before all of it was there.
     """
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in head[1:-2])}
+    status, headers = read_head(await reader.readuntil(b"\r\n\r\n"))
     body = await reader.readexactly(int(headers.get("content-length", "0")))
-    return WireAnswer(int(head[0].split()[1]), headers, body)
+    return WireAnswer(status, headers, body)
+
+
+def first_answer(received: bytes) -> WireAnswer:
+    """The answer that everything read from a connection begins with."""
+    end = received.index(b"\r\n\r\n") + 4
+    status, headers = read_head(received[:end])
+    return WireAnswer(status, headers, received[end:][: int(headers.get("content-length", "0"))])
+
+
+def read_head(head: bytes) -> tuple[int, dict[str, str]]:
+    """Status and headers, names in lower case, of a whole head."""
+    line, *lines = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
+    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+    return int(line.split()[1]), headers

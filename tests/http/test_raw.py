@@ -5,29 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
-from dataclasses import dataclass
 from random import Random
 
 import pytest
 
 from tests.http.served import Served, until
+from tests.wire import WireAnswer, first_answer
 
 
-@dataclass(frozen=True)
-class Raw:
-    """The first answer on a connection, and whether the server closed it after."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def code(self) -> str:
-        code: str = json.loads(self.body)["error"]["code"]
-        return code
-
-
-async def ask(server: Served, *pieces: bytes) -> Raw:
+async def ask(server: Served, *pieces: bytes) -> WireAnswer:
     """Send the pieces, each in a packet of its own, and read until the connection closes."""
     async with asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -37,11 +23,7 @@ async def ask(server: Served, *pieces: bytes) -> Raw:
             await asyncio.sleep(0.02)
         received = await reader.read()
         writer.close()
-    head, _, body = received.partition(b"\r\n\r\n")
-    lines = head.decode("latin-1").split("\r\n")
-    headers = dict(line.lower().split(": ", 1) for line in lines[1:])
-    body = body[: int(headers.get("content-length", 0))]
-    return Raw(int(lines[0].split()[1]), headers, body)
+    return first_answer(received)
 
 
 def request(line: str, *headers: str, body: bytes = b"") -> bytes:
@@ -51,7 +33,7 @@ def request(line: str, *headers: str, body: bytes = b"") -> bytes:
 
 async def test_options_of_the_server_as_a_whole(server: Served) -> None:
     raw = await ask(server, request("OPTIONS * HTTP/1.1"))
-    assert (raw.status, raw.headers["allow"], raw.body) == (204, "get, head, post, options", b"")
+    assert (raw.status, raw.headers["allow"], raw.body) == (204, "GET, HEAD, POST, OPTIONS", b"")
     assert raw.headers["x-request-id"] == "mine"
 
 
