@@ -17,6 +17,7 @@ from rose.errors import EngineDeadError, OutOfMemoryError, StepError
 from scheduler.options import SchedulerOptions
 from tests.fakes import FakeEngine
 from tests.http.served import PATHS, Served, serving, until
+from tests.wire import first_answer
 
 NO_JSON = [
     ("nothing", b"", "truncated"),
@@ -145,10 +146,9 @@ async def test_what_is_no_http_is_400_and_no_noise_in_the_log(
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(data)
     async with asyncio.timeout(5):
-        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-    assert b" 400 " in head.partition(b"\r\n")[0]
-    assert b"Content-Type: application/json" in head
-    assert json.loads(body)["error"]["code"] == "invalid_http"
+        answer = first_answer(await reader.read())
+    assert (answer.status, answer.code) == (400, "invalid_http")
+    assert answer.headers["content-type"] == "application/json"
     writer.close()
     await until(lambda: server.connections == 0)
     assert not caplog.records

@@ -13,6 +13,7 @@ import pytest
 from gateway.options import GatewayOptions
 from tests.fakes import FakeEngine, fake_info
 from tests.http.served import Served, serving, until
+from tests.wire import read_answer
 
 BODY = json.dumps({"input": [5, 6, 7]}).encode()
 HEAD = (
@@ -30,13 +31,6 @@ async def impatient(
     options = GatewayOptions(head_timeout_s=head_s, body_timeout_s=body_s, keepalive_timeout_s=idle_s)
     async with serving(options) as server, asyncio.timeout(20):
         yield server
-
-
-async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bytes]:
-    """Status, head and body of the next answer."""
-    head = await reader.readuntil(b"\r\n\r\n")
-    length = next(line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:"))
-    return int(head.split()[1]), head, await reader.readexactly(int(length.split(b":")[1]))
 
 
 async def drip(writer: asyncio.StreamWriter, data: Iterator[bytes]) -> None:
@@ -65,7 +59,7 @@ async def connected(server: Served, earlier: int) -> tuple[asyncio.StreamReader,
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     for _ in range(earlier):
         writer.write(HEAD + BODY)
-        assert (await answer(reader))[0] == 200
+        assert (await read_answer(reader)).status == 200
     return reader, writer
 
 
@@ -82,11 +76,11 @@ async def test_what_drips_in_is_408_and_the_connection_closes(
     async with impatient(**limits) as server:
         reader, writer = await connected(server, earlier)
         dripping = asyncio.ensure_future(drip(writer, data()))
-        status, head, body = await answer(reader)
-        assert (status, json.loads(body)["error"]["code"]) == (408, code)
-        assert "0.2 s" in json.loads(body)["error"]["message"]
-        assert b"Connection: close" in head
-        assert b"x-request-id: " in head
+        answer = await read_answer(reader)
+        assert (answer.status, answer.code) == (408, code)
+        assert "0.2 s" in answer.value["error"]["message"]
+        assert answer.headers["connection"] == "close"
+        assert answer.headers["x-request-id"]
         dripping.cancel()
         if code == "head_timeout":  # of a body aiohttp reads on for 10 s, so that the client sees the answer
             assert await reader.read() == b""
@@ -100,7 +94,7 @@ async def test_a_head_that_stops_is_408_too(earlier: int) -> None:
     async with impatient(head_s=0.2) as server:
         reader, writer = await connected(server, earlier)
         writer.write(HEAD[:20])
-        assert (await answer(reader))[0] == 408
+        assert (await read_answer(reader)).status == 408
         assert await reader.read() == b""
         writer.close()
 
@@ -110,7 +104,7 @@ async def test_a_head_that_stops_before_its_connection_is_accepted_is_408_too() 
         with socket.create_connection(("127.0.0.1", server.port)) as early:
             early.sendall(HEAD[:1])
             reader, writer = await asyncio.open_connection(sock=early)
-            assert (await answer(reader))[0] == 408
+            assert (await read_answer(reader)).status == 408
             assert await reader.read() == b""
             writer.close()
 
@@ -123,7 +117,7 @@ async def test_a_head_in_pieces_within_the_limit_is_served() -> None:
                 writer.write(HEAD[start : start + 40])
                 await asyncio.sleep(0.005)
             writer.write(BODY)
-            assert (await answer(reader))[0] == 200
+            assert (await read_answer(reader)).status == 200
         writer.close()
 
 
@@ -135,7 +129,7 @@ async def test_a_timer_of_a_head_that_came_does_not_end_a_long_request() -> None
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.3)  # its body has a limit of its own
         writer.write(BODY[5:])
-        assert (await answer(reader))[0] == 200
+        assert (await read_answer(reader)).status == 200
         writer.close()
 
 
@@ -153,7 +147,7 @@ async def test_an_idle_connection_outlives_the_limits_of_heads_and_bodies() -> N
         reader, writer = await connected(server, 1)
         await asyncio.sleep(0.3)
         writer.write(HEAD + BODY)
-        assert (await answer(reader))[0] == 200
+        assert (await read_answer(reader)).status == 200
         writer.close()
 
 
@@ -161,7 +155,7 @@ async def test_a_head_begun_behind_a_request_is_limited_as_well() -> None:
     async with impatient(head_s=0.2, idle_s=1.0) as server:
         reader, writer = await connected(server, 0)
         writer.write(HEAD + BODY + HEAD[:20])
-        assert (await answer(reader))[0] == 200
+        assert (await read_answer(reader)).status == 200
         assert await asyncio.wait_for(reader.read(), 5) == b""
         writer.close()
 
