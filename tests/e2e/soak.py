@@ -34,6 +34,7 @@ GPU_GROWTH_BYTES = 64e6
 P99_GROWTH = 1.2
 LENGTHS = 512  # different requests
 IN_FLIGHT = 64
+MOST_FAILED = 1000  # then the server is gone
 
 
 @dataclass
@@ -104,7 +105,12 @@ class Load:
         )
         sent_s = time.perf_counter()
         connection[1].write(self._requests[number % len(self._requests)])
-        answer = await read_answer(connection[0])
+        try:
+            answer = await read_answer(connection[0])
+        except (OSError, asyncio.IncompleteReadError):
+            self.seen.failed += 1
+            connection[1].close()
+            return
         ended_s = time.perf_counter()
         self.seen.failed += answer.status != 200
         self.seen.ended_s.append(ended_s - self.begin_s)
@@ -130,6 +136,8 @@ class Load:
         running: set[asyncio.Task[None]] = set()
         number, next_sample_s = 0, 0.0
         while (now_s := time.perf_counter() - self.begin_s) < seconds and number < requests:
+            if self.seen.failed > MOST_FAILED:
+                break
             if now_s >= next_sample_s:
                 self.seen.samples.append(sample(pid, now_s, number))
                 next_sample_s += seconds / 100
@@ -142,7 +150,8 @@ class Load:
             if number % 16 == 0:
                 await asyncio.sleep(0)
         await asyncio.gather(*running)
-        self.seen.samples.append(sample(pid, time.perf_counter() - self.begin_s, number))
+        if self.seen.failed <= MOST_FAILED:
+            self.seen.samples.append(sample(pid, time.perf_counter() - self.begin_s, number))
         return self.seen
 
 
@@ -199,6 +208,8 @@ def soak(
             return await load.open(rate, seconds, requests, server.pid)
 
         seen = uvloop.run(run())
+        if seen.failed > MOST_FAILED:
+            return {"failed": seen.failed, "stderr": server.stderr, "stdout": server.stdout[-5:]}, ["failed"]
         metrics = server.get("/info")[1]["engine"]
         found, broken = judge(seen)
         found["engine"] = {name: value for name, value in metrics.items() if isinstance(value, int | float)}

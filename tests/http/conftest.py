@@ -9,6 +9,7 @@ import pytest
 import uvloop
 
 from gateway.tokenization.huggingface import HuggingFaceTokenizer
+from tests.blocking import nothing_blocks_the_loop as nothing_blocks_the_loop
 from tests.http.served import Served, byte_tokenizer, serving
 
 
