@@ -79,7 +79,7 @@ class Connection(RequestHandler):
         if self._request_count != seen:
             self._stop_head_timer()
             if self._current_request is not None or len(self._messages) > 1:
-                self._end_body()
+                self._fail_body()
         elif self._head_timer is None and self._awaits_head():
             self._head_timer = self._loop.call_later(self._patience.head_s, self._give_up_head)
 
@@ -92,12 +92,12 @@ class Connection(RequestHandler):
     ) -> Coroutine[Any, Any, tuple[web.StreamResponse, bool]]:
         """Send an answer; aiohttp's own errors in our words."""
         if isinstance(resp, web.HTTPException):
-            resp = self._strays.told(request, resp)
+            resp = self._strays.translated(request, resp)
         sending = super().finish_response(request, resp, start_time)
         compressed = hdrs.CONTENT_ENCODING in request.headers
-        return self._part(sending) if compressed and not request.content.is_eof() else sending
+        return self._send_and_part(sending) if compressed and not request.content.is_eof() else sending
 
-    async def _part(
+    async def _send_and_part(
         self, sending: Coroutine[Any, Any, tuple[web.StreamResponse, bool]]
     ) -> tuple[web.StreamResponse, bool]:
         """Send the answer and leave the rest of a compressed body unread.
@@ -150,7 +150,7 @@ class Connection(RequestHandler):
         else:
             self.transport.abort()
 
-    def _end_body(self) -> None:
+    def _fail_body(self) -> None:
         """If the last message is no HTTP, the rest of the body before it never comes.
 
         aiohttp tells nobody, and who reads the body would wait until its time is over.

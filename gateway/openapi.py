@@ -168,6 +168,8 @@ PAGES = (
     Page("/openapi.json", "This description", dict[str, Any], keyed=False),
     Page("/docs", "This description, to read and try", "text/html", keyed=False),
 )
+# Their `data` are embeddings, encoded beforehand, which hides their type.
+_OF_EMBEDDINGS = ("EmbeddingResponse", "PerplexityResponse", "PerplexityDocument")
 
 
 def describe() -> dict[str, Any]:
@@ -181,11 +183,7 @@ def describe() -> dict[str, Any]:
         path: {"post": _work(work, path, by_type)} for work in WORK for path in work.paths
     }
     paths |= {page.path: {"get": _page(page, by_type)} for page in PAGES}
-    for name in (
-        "EmbeddingResponse",
-        "PerplexityResponse",
-        "PerplexityDocument",
-    ):  # encoded beforehand, which hides their type
+    for name in _OF_EMBEDDINGS:
         components[name]["properties"]["data"]["items"] = {"$ref": _REF.format(name="Embedding")}
     return {
         "openapi": "3.1.0",

@@ -26,8 +26,8 @@ class Strays:
         self._metrics = metrics
         self.shapes: dict[str, ErrorShape] = {}
 
-    def told(self, request: web.BaseRequest, raised: web.HTTPException) -> web.Response:
-        """The answer where aiohttp raised its own."""
+    def translated(self, request: web.BaseRequest, raised: web.HTTPException) -> web.Response:
+        """Our answer in place of the one that aiohttp raised."""
         if request.method == hdrs.METH_OPTIONS and request.path == "*":  # asks for the server's methods
             return allowed(request, _METHODS)
         if request.method == hdrs.METH_CONNECT:  # what follows is no HTTP for us

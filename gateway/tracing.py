@@ -33,16 +33,17 @@ from scheduler.metrics import SchedulerMetrics
 from scheduler.sequence import JobResult
 
 # The semantic conventions' names, and ours for what they have none for.
-_ROUTE, _METHOD, _STATUS, _ERROR = (
-    "http.route",
-    "http.request.method",
-    "http.response.status_code",
-    "error.type",
-)
-_MODEL, _TOKENS = "gen_ai.request.model", "gen_ai.usage.input_tokens"
-# Sequences of the request, and of the batch that held its first.
-_SEQUENCES, _BATCH = "bouquet.sequences", "bouquet.batch.sequences"
-_HEADERS = TraceContextTextMapPropagator()
+_ROUTE = "http.route"
+_METHOD = "http.request.method"
+_STATUS = "http.response.status_code"
+_ERROR = "error.type"
+_MODEL = "gen_ai.request.model"
+_TOKENS = "gen_ai.usage.input_tokens"
+_TEXTS = "bouquet.texts"
+_CHARACTERS = "bouquet.characters"
+_SEQUENCES = "bouquet.sequences"
+_BATCH_SEQUENCES = "bouquet.batch.sequences"  # of the batch that held the request's first
+_PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class Tracing:
@@ -72,7 +73,7 @@ class Tracing:
         attributes = {_ROUTE: route, _METHOD: "POST", _MODEL: model}
 
         async def traced(headers: Headers, body: Callable[[], Awaitable[bytes]]) -> Reply:
-            parent = _HEADERS.extract(headers)
+            parent = _PROPAGATOR.extract(headers)
             span = self._tracer.start_span(name, parent, SpanKind.SERVER, attributes)
             inside = context.attach(trace.set_span_in_context(span, parent))
             try:
@@ -99,7 +100,7 @@ class Tracing:
 
 def _answered(span: Span, reply: Reply) -> None:
     carrier: dict[str, str] = {}
-    _HEADERS.inject(carrier)
+    _PROPAGATOR.inject(carrier)
     reply.headers.extend(carrier.items())
     span.set_attribute(_STATUS, int(reply.status))
     if reply.status >= HTTPStatus.BAD_REQUEST:
@@ -135,7 +136,7 @@ class _TracedScheduler:
             self._span("queue", accepted_ns, time.time_ns(), error)
             raise
         launched_ns = accepted_ns + int(result.queue_ms * 1e6)
-        request.set_attribute(_BATCH, result.batch_seqs)
+        request.set_attribute(_BATCH_SEQUENCES, result.batch_seqs)
         self._span("queue", accepted_ns, launched_ns)
         self._span("inference", launched_ns, launched_ns + int(result.inference_ms * 1e6))
         return result
@@ -166,7 +167,7 @@ class _TracedPool(TokenizerPool):
         if not trace.get_current_span().is_recording():
             yield
             return
-        attributes = {"bouquet.texts": len(texts), "bouquet.characters": sum(map(len, texts))}
+        attributes = {_TEXTS: len(texts), _CHARACTERS: sum(map(len, texts))}
         span = self._tracer.start_span("tokenize", attributes=attributes)
         try:
             yield
