@@ -56,20 +56,17 @@ class GraphEngine:
         self._limits = limits
         self._options = options
         self._dead: str | None = None
-        self._dirty = False
+        self._must_reset = False  # a NaN may lie in the activations
         self._resets = 0
         self._steps = self._failed = self._tokens = self._padded = self._seqs = self._non_finite = 0
         self._times: StepTimes[GraphKey] = StepTimes()
         self._shapes: dict[tuple[int, int, int, bool, frozenset[TokenOutput]], _Shape] = {}
         self._bind_thread()
-        *slots, own = self._staging_slots(options.max_in_flight + 1)
-        self._ring = StagingRing(slots)
-        self._reset = ActivationReset(forward, nouns.memcpy, info, own)
-        self._events = [nouns.new_event() for _ in range(len(self._ring))]
-        more = options.max_token_pinned_bytes if info.token_outputs else 0
-        self._results = PinnedPool(nouns.allocator, options.max_pinned_bytes + more)
-        for num_seqs in sequence_buckets(info.max_batch_seqs):  # page-locking on the hot path takes up to ms
-            self._results.reserve(forward.output_bytes(num_seqs), options.max_in_flight + 2)
+        *step_slots, reset_slot = self._staging_slots(options.max_in_flight + 1)
+        self._ring = StagingRing(step_slots)
+        self._reset = ActivationReset(forward, nouns.memcpy, info, reset_slot)
+        self._events = [nouns.new_event() for _ in step_slots]
+        self._results = self._result_pool()
         self._runner = self._warmed_up()
 
     @property
@@ -137,7 +134,7 @@ class GraphEngine:
         shape = self._shape_of(batch, longest)
         key = shape.key
         slot = self._ring.free()
-        if self._dirty:
+        if self._must_reset:
             self._overwrite_activations()
         step = _Step(self, batch, key, slot, self._resets)
         event = self._events[slot.index]
@@ -213,7 +210,7 @@ class GraphEngine:
             self._reset.enqueue()
         except Exception as error:
             raise self._failure(as_engine_error(error)) from error
-        self._dirty = False
+        self._must_reset = False
         self._resets += 1
 
     def _launch_failed(self, error: Exception, slot: StagingSlot, step: _Step) -> EngineError:
@@ -247,7 +244,7 @@ class GraphEngine:
         result = marked(step.rows)
         if result.non_finite:
             # Of a step that was launched before the last reset, that one overwrites what it left.
-            self._dirty = self._dirty or step.resets == self._resets
+            self._must_reset = self._must_reset or step.resets == self._resets
         if step.wrong_rows:
             result.vectors[step.wrong_rows] = np.nan
             result = marked(step.rows)
@@ -270,6 +267,15 @@ class GraphEngine:
         nbytes = 2 * max(layout.capacity * 4, _PAGE_BYTES)
         self._staging = PinnedPool(self._nouns.allocator, count * nbytes)
         return [StagingSlot(index, layout, self._staging) for index in range(count)]
+
+    def _result_pool(self) -> PinnedPool:
+        """With slots for every number of sequences: page-locking on the hot path takes up to milliseconds."""
+        options, info = self._options, self._info
+        token_bytes = options.max_token_pinned_bytes if info.token_outputs else 0
+        results = PinnedPool(self._nouns.allocator, options.max_pinned_bytes + token_bytes)
+        for num_seqs in sequence_buckets(info.max_batch_seqs):
+            results.reserve(self._forward.output_bytes(num_seqs), options.max_in_flight + 2)
+        return results
 
     def _warmed_up(self) -> GraphRunner[StagingSlot]:
         """Compile what requests would wait for, measure where graphs stop to gain, capture if asked to."""
