@@ -36,6 +36,7 @@ from rose.config import ModelConfig, load_config
 from rose.device_batch import DeviceBatch, Outputs
 from rose.kernels import activation, embedding, fp8, norm, pooling, rope
 from rose.kernels.early import Early, early_for, launching
+from rose.kernels.fused import gains_early
 from rose.kernels.gemm import fetches_early, gemm_plan
 from rose.kernels.timing import graph_us
 from rose.layers.fp8_decoder import Fp8DecoderLayer
@@ -206,7 +207,8 @@ def batch_of(num_seqs: int, length: int, attention: AttentionBackend) -> DeviceB
 
 def products(model: Model, tokens: int) -> None:
     """The four products of every layer with what is part of their kernels; BERT's with bias and GELU."""
-    with launching(early_for(tokens, fetches_early(tokens, model._keys), DEVICE)):
+    fetches, gains = fetches_early(tokens, model._keys), gains_early(tokens, model._keys)
+    with launching(early_for(tokens, fetches, DEVICE, gains)):
         (encoder_products if isinstance(model, bert.BertModel) else decoder_products)(model, tokens)
 
 
@@ -270,7 +272,7 @@ def time_batches(config: ModelConfig, dtype: str) -> Iterator[dict[str, object]]
 def time_batch(
     model: Model, backends: Mapping[str, AttentionBackend], num_seqs: int, length: int
 ) -> dict[str, object]:
-    """Microseconds of one batch, whole and in parts; up to 256 tokens also without early launches."""
+    """Microseconds of one batch, whole and in parts; up to 512 tokens also without early launches."""
     tokens, config = num_seqs * length, model.config
     vectors = torch.zeros(num_seqs, config.hidden_size, device=DEVICE)
     outputs = Outputs(vectors, torch.zeros_like(vectors, dtype=torch.int8) if config.quantizer else None)
@@ -285,7 +287,7 @@ def time_batch(
     row["us"] = timed(lambda: model.forward(batch, outputs))
     row["without_attention_us"] = timed(lambda: model.forward(bare, outputs))
     row["products_us"] = timed(lambda: products(model, tokens))
-    if tokens <= 256:
+    if tokens <= 512:
         module = bert if isinstance(model, bert.BertModel) else qwen3
         with patch.object(module, "early_for", lambda *batch: Early.NO):
             row["no_early_launches_us"] = timed(lambda: model.forward(batch, outputs))
