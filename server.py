@@ -246,11 +246,22 @@ class Server:
             await warm_up(batcher, engine.info)
         except (SchedulerError, EngineError, TimeoutError) as error:
             raise StartError(f"the model's first step failed: {error}") from error
+        app = self._application(folder, tokenizer, engine, batcher)
+        await self._port.serve(app)
+        quiet_collector()
+        ready_s = time.perf_counter() - STARTED_S
+        lines = announcement(options.gateway, engine.info, self._port, text=tokenizer is not None)
+        print(f"ready after {ready_s:.1f} s {lines}", flush=True)
+        return engine, batcher, app
+
+    def _application(
+        self, folder: ModelFolder, tokenizer: Tokenizer | None, engine: Engine, batcher: Batcher
+    ) -> web.Application:
         static: dict[str, object] = {"version": VERSION, "origin": folder.origin}
-        static["settings"] = describe(options)
+        static["settings"] = describe(self._options)
         static["tokenizer"] = None if tokenizer is None else tokenizer.backend
-        app = create_app(
-            options.gateway,
+        return create_app(
+            self._options.gateway,
             batcher,
             engine.info,
             tokenizer,
@@ -258,12 +269,6 @@ class Server:
             engine_stats=engine.stats,
             tracing=self._tracing,
         )
-        await self._port.serve(app)
-        quiet_collector()
-        ready_s = time.perf_counter() - STARTED_S
-        lines = announcement(options.gateway, engine.info, self._port, text=tokenizer is not None)
-        print(f"ready after {ready_s:.1f} s {lines}", flush=True)
-        return engine, batcher, app
 
     async def _timed(self, engine: Engine) -> SchedulerOptions:
         """The scheduler's options with the times of a device's steps; a CPU's would take seconds."""

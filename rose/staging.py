@@ -136,9 +136,6 @@ class StagingRing:
         self._pending: list[LazyTensor[BatchResult] | None] = [None] * len(slots)
         self._next = 0
 
-    def __len__(self) -> int:
-        return len(self._slots)
-
     def free(self) -> StagingSlot:
         """The next slot, which no copy reads any more. Asking again before `launched` gives the same one.
 
