@@ -26,6 +26,8 @@ from gateway.options import GatewayOptions
 from gateway.schemas import encode
 
 REQUEST_ID, TOTAL_TIME, TIMEOUT = istr("x-request-id"), istr("x-total-time"), istr(HEADER)
+# In place of aiohttp's own, which names the versions of Python and of itself.
+SERVER = "bouquet"
 _ID_WANTED = re.compile(r"[\x21-\x7e]{1,128}")
 # The first part differs between processes, the second within one; a tenth of uuid4's cost.
 _ID_PREFIX = os.urandom(8).hex()
@@ -236,6 +238,7 @@ def _reply(
         *answer.headers,
         (hdrs.CONTENT_TYPE, answer.content_type),
         (REQUEST_ID, request_id(asked.get(REQUEST_ID))),
+        (hdrs.SERVER, SERVER),
     ]
     if started_s is not None:
         elapsed_s = time.perf_counter() - started_s

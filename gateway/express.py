@@ -19,7 +19,6 @@ from http import HTTPStatus
 from typing import Any
 
 from aiohttp import hdrs, web
-from aiohttp.http import SERVER_SOFTWARE
 
 from gateway.connection import ClientPatience, Connection
 from gateway.exchange import PlainRoutes, Reply
@@ -175,7 +174,7 @@ class ExpressConnection(Connection):
         if self.transport is None:
             return
         lines = "".join([f"{name}: {value}\r\n" for name, value in reply.headers])
-        length, date = len(reply.body), _date_and_server(int(time.time()))
+        length, date = len(reply.body), _date(int(time.time()))
         closes = "Connection: close\r\n" if reply.closes else ""
         head = f"{_status_line(reply.status)}{lines}Content-Length: {length}\r\n{date}{closes}\r\n".encode()
         if length <= _MAX_COPIED_BYTES:
@@ -227,5 +226,5 @@ def _status_line(status: int) -> str:
 
 
 @lru_cache(maxsize=1)
-def _date_and_server(second: int) -> str:
-    return f"{hdrs.DATE}: {formatdate(second, usegmt=True)}\r\n{hdrs.SERVER}: {SERVER_SOFTWARE}\r\n"
+def _date(second: int) -> str:
+    return f"{hdrs.DATE}: {formatdate(second, usegmt=True)}\r\n"

@@ -16,7 +16,7 @@ from pathlib import Path
 from aiohttp import hdrs, web
 
 from gateway.errors import ApiError, ErrorKind
-from gateway.exchange import REQUEST_ID, refuse, request_id
+from gateway.exchange import REQUEST_ID, SERVER, refuse, request_id
 from gateway.listener import prepare
 from gateway.media import Media
 from gateway.metrics import GatewayMetrics
@@ -172,7 +172,7 @@ async def _alive(request: web.Request) -> web.Response:
     response = web.Response(
         body=encode(Status(status="ok"), Media.JSON),
         content_type=Media.JSON.value,
-        headers={REQUEST_ID: request_id(request.headers.get(REQUEST_ID))},
+        headers={REQUEST_ID: request_id(request.headers.get(REQUEST_ID)), hdrs.SERVER: SERVER},
     )
     response.force_close()
     return response

@@ -13,7 +13,7 @@ from aiohttp.http_exceptions import ContentEncodingError
 
 from gateway.bodies import unknown_encoding
 from gateway.errors import INTERNAL_MESSAGE, ApiError, ErrorKind, ErrorShape, shown
-from gateway.exchange import REQUEST_ID, refuse, request_id
+from gateway.exchange import REQUEST_ID, SERVER, refuse, request_id
 from gateway.metrics import ELSEWHERE, GatewayMetrics
 
 _METHODS = "GET, HEAD, POST, OPTIONS"
@@ -81,7 +81,8 @@ class Strays:
 
 def allowed(request: web.BaseRequest, methods: str) -> web.Response:
     """The answer to OPTIONS."""
-    headers = {hdrs.ALLOW: methods, REQUEST_ID: request_id(request.headers.get(REQUEST_ID))}
+    asked = request_id(request.headers.get(REQUEST_ID))
+    headers = {hdrs.ALLOW: methods, REQUEST_ID: asked, hdrs.SERVER: SERVER}
     return web.Response(status=HTTPStatus.NO_CONTENT, headers=headers)
 
 
