@@ -7,18 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from gateway.tokenization.kernels.arrays import UInt8
+from gateway.tokenization.kernels.arrays import Int64, UInt8
 from gateway.tokenization.kernels.trie import build_trie
 from gateway.tokenization.unsupported import UnsupportedError
-from rose.batch import Int32
 
 
 @dataclass(frozen=True, slots=True)
 class AddedTokens:
-    """contents: the tokens. trie: of them, i32[4 n]. leads: u8[256], 1 for their first bytes."""
+    """contents: the tokens. trie: of them, i64[n]. leads: u8[256], 1 for their first bytes."""
 
     contents: tuple[str, ...]
-    trie: Int32
+    trie: Int64
     leads: UInt8
 
 

@@ -95,11 +95,12 @@ def read_unigram(file: dict[str, Any]) -> UnigramKernel:
         raise UnsupportedError(str(error)) from error
     _check_charsmap(charsmap)
     trie, scores, byte_ids = _pieces(file["model"])
-    rules = np.zeros(7, np.int64)
+    rules = np.zeros(8, np.int64)
     for name, place in _PLACES.items():
         rules[place] = flags.get(name, False)
     rules[unigram.BYTE_FALLBACK] = bool(file["model"].get("byte_fallback"))
     rules[unigram.UNKNOWN_ID] = file["model"]["unk_id"]
+    rules[unigram.LONGEST] = max(4, *(len(piece.encode()) for piece, _ in file["model"]["vocab"]))
     scores = np.append(scores, scores.min() - _UNK_PENALTY)
     tables = unigram.Tables(trie, scores, byte_ids, added.trie, rules)
     return UnigramKernel(charsmap, tables, classifier, file["added_tokens"])
@@ -145,8 +146,8 @@ def _check_charsmap(charsmap: Charsmap) -> None:
         raise UnsupportedError("character map to blanks other than spaces")
 
 
-def _pieces(model: dict[str, Any]) -> tuple[Int32, Float64, Int32]:
-    """The pieces' trie i32[4 m], their scores f64[n] by id, and the ids i32[256] of bytes."""
+def _pieces(model: dict[str, Any]) -> tuple[Int64, Float64, Int32]:
+    """The pieces' trie i64[m], their scores f64[n] by id, and the ids i32[256] of bytes."""
     if model.get("unk_id") is None:
         raise UnsupportedError("Unigram without an unknown token")
     vocab = model["vocab"]

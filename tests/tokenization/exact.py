@@ -14,10 +14,12 @@ def vocabulary(tokenizer: Tokenizer) -> list[str]:
     return [word for word in tokenizer.decode(ids, skip_special_tokens=False) if word] or ["a"]
 
 
-def assert_same(tokenizer: Tokenizer, reference: Tokenizer, texts: Iterable[str]) -> None:
+def assert_same(
+    tokenizer: Tokenizer, reference: Tokenizer, texts: Iterable[str], max_tokens: int | None = None
+) -> None:
     """Every text has the same ids with both; the message has the first that does not."""
     texts = list(texts)
-    rows = zip(texts, tokenizer.encode(texts), reference.encode(texts), strict=True)
+    rows = zip(texts, tokenizer.encode(texts, max_tokens), reference.encode(texts, max_tokens), strict=True)
     different = [
         (text, own.tolist(), other.tolist()) for text, own, other in rows if own.tolist() != other.tolist()
     ]

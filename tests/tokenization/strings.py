@@ -69,6 +69,15 @@ def strange(count: int, seed: int, vocabulary: list[str]) -> Iterator[str]:
         yield "".join(_part(draw, vocabulary) for _ in range(draw.choice((1, 2, 3, 5, 8, 13, 30))))
 
 
+def run_together(count: int, seed: int, vocabulary: list[str]) -> Iterator[str]:
+    """`count` texts of some 10 000 characters with next to no blanks; some repeat themselves."""
+    draw = random.Random(seed)
+    for number in range(count):
+        few = draw.choices(vocabulary, k=4) if number % 3 == 2 else vocabulary
+        words = [draw.choice(_HARD if draw.random() < 0.003 else few) for _ in range(3000)]
+        yield "".join(words).replace(" ", "")
+
+
 def _part(draw: random.Random, vocabulary: list[str]) -> str:
     kind = draw.random()
     if kind < 0.45:

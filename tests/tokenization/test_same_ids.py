@@ -13,7 +13,7 @@ from gateway.tokenization.huggingface import HuggingFaceTokenizer
 from gateway.tokenization.loading import compiled
 from tests.tokenization.exact import assert_same, vocabulary
 from tests.tokenization.files import FORMS, REAL_FORMS, SHARED, SMALL_FORMS, file_of, reference
-from tests.tokenization.strings import corpora, every_block, strange
+from tests.tokenization.strings import corpora, every_block, run_together, strange
 
 
 @cache
@@ -63,6 +63,14 @@ def test_corpora_in_many_languages(form: str) -> None:
     ours, library = both(form)
     texts = corpora(SHARED / "data")
     assert_same(ours, library, texts if form in REAL_FORMS else texts[::9])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("max_tokens", [None, 7, 600])
+def test_words_longer_than_any_buffer(form: str, max_tokens: int | None) -> None:
+    """What is sure of such a word is written before its end is read."""
+    ours, library = both(form)
+    assert_same(ours, library, run_together(6, 3, vocabulary(library)), max_tokens)
 
 
 @settings(max_examples=150, deadline=None)

@@ -22,6 +22,9 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 # An int64 to numba, which makes a float64 of an unsigned and a signed number; an int to the type checker.
 signed: Callable[[Any], int] = np.int64  # type: ignore[assignment]
 
+# As an index, one that numba does not look at for being negative.
+unsigned: Callable[[Any], int] = np.uint64  # type: ignore[assignment]
+
 # What a kernel answers. OK: it is through with all texts. ROOM: Output.ids is too small. WORD: a word's
 # buffers are too small. BLOCK: it met a code point of a block that is not classified yet. REFER: a text is
 # not for it.

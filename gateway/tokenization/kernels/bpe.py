@@ -56,12 +56,12 @@ class Tables(NamedTuple):
 
     classes: UInt8
     leads: UInt8
-    added: Int32
+    added: Int64
     byte_ids: Int32
     pairs: UInt64
     ranks: Int32
     merged: Int32
-    tokens: Int32
+    tokens: Int64
     rules: Int64
 
 
@@ -219,7 +219,7 @@ def _merge_word(text: Bytes, start: int, stop: int, memory: Int64, out: int) -> 
     if out + count > len(ids):
         return -1
     if rules[WHOLE]:
-        token = exact(array_at(memory, _TOKENS, np.int32), text, start, stop)
+        token = exact(array_at(memory, _TOKENS, np.int64), text, start, stop)
         if token >= 0:
             ids[out] = token
             return out + 1
@@ -235,7 +235,7 @@ def _merge_word(text: Bytes, start: int, stop: int, memory: Int64, out: int) -> 
 def _check_word(text: Bytes, start: int, end: int, stop: int, memory: Int64) -> int:
     """OK; BLOCK: the word has a code point of unknown class; REFER: a disputed one, or an added token."""
     classes, leads = array_at(memory, _CLASSES, np.uint8), array_at(memory, _LEADS, np.uint8)
-    added, rules = array_at(memory, _ADDED, np.int32), array_at(memory, _RULES, np.int64)
+    added, rules = array_at(memory, _ADDED, np.int64), array_at(memory, _RULES, np.int64)
     at = start
     while at < end or (at < stop and at == end):  # the next one too: its class may have ended the word
         lead = signed(text[at])

@@ -40,7 +40,7 @@ from gateway.tokenization.kernels.charsmap import (
 )
 from gateway.tokenization.kernels.jit import array_at, entry, inner
 from gateway.tokenization.kernels.texts import LIMIT, OUT, begin_text, end_text
-from gateway.tokenization.kernels.trie import NODE, exact, starts_key
+from gateway.tokenization.kernels.trie import child_of, exact, id_of, starts_key
 from gateway.tokenization.kernels.utf8 import before, code_point, width
 from gateway.tokenization.kernels.words import MAX_WORD, find, hash_of, recall, remember
 from rose.batch import Int32
@@ -58,20 +58,20 @@ _CHANGES = MAPPED | OPENS | BLANK
 # Places in the rules. PREFIXES: words get a "▁" in front; the text's first only, if not SPLIT_SPACES.
 # COLLAPSE: a run of spaces is one. STRIP: spaces at the end go. SPLIT_SPACES: spaces part words and go.
 # SPLIT: each "▁" begins a word. BYTE_FALLBACK: characters that no piece has become pieces of bytes, else the
-# UNKNOWN_ID.
-PREFIXES, COLLAPSE, STRIP, SPLIT_SPACES, SPLIT, BYTE_FALLBACK, UNKNOWN_ID = range(7)
+# UNKNOWN_ID. LONGEST: bytes of the longest piece, or of a character.
+PREFIXES, COLLAPSE, STRIP, SPLIT_SPACES, SPLIT, BYTE_FALLBACK, UNKNOWN_ID, LONGEST = range(8)
 
 
 class Tables(NamedTuple):
-    """trie: i32[4 m] of the pieces. scores: f64[n + 1] by id, then an unknown's. byte_ids: i32[256].
+    """trie: i64[m] of the pieces. scores: f64[n + 1] by id, then an unknown's. byte_ids: i32[256].
 
-    added: trie of the tokens that are cut out of the raw text before all else. rules: i64[7].
+    added: trie of the tokens that are cut out of the raw text before all else. rules: i64[8].
     """
 
-    trie: Int32
+    trie: Int64
     scores: Float64
     byte_ids: Int32
-    added: Int32
+    added: Int64
     rules: Int64
 
 
@@ -95,35 +95,38 @@ _WORD, _SCORE, _START, _ID, _WORDS = range(OWN + 11, OWN + 16)
 # What the state holds after OUT and LIMIT. AT: the place in the text. ALONE: code points before this place
 # are looked up one by one. USED: bytes of the word. FRESH: the next byte is the first, a "▁" may be due.
 # BEGIN, END, POOLED: what is to be written. MARK: it is a "▁". MISSING: the block asked for. SPACES: so
-# many wait.
-_AT, _ALONE, _USED, _FRESH, _BEGIN, _END, _POOLED, _MARK, _MISSING, _SPACES = range(2, 12)
+# many wait. TRIED: the first place of the word whose pieces are not tried yet, 0 in a word of which none are.
+# REACHED: the last place that has been cleared for that.
+_AT, _ALONE, _USED, _FRESH, _BEGIN, _END, _POOLED, _MARK, _MISSING, _SPACES, _TRIED, _REACHED = range(2, 14)
 # Free bytes of a word's buffer that one character, with what stands before it, may take.
 _SLACK = 96
 
 
 @inner
-def _best_path(memory: Int64, stop: int, out: int) -> int:
-    """Ids of the word's bytes up to `stop` to ids[out:]; gives the end of them, or -1 if there is no room."""
+def _search(memory: Int64, last: int, stop: int) -> None:
+    """Try the pieces that begin at state[TRIED] and at later places before `last`, in bytes up to `stop`."""
     word, score = array_at(memory, _WORD, np.uint8), array_at(memory, _SCORE, np.float64)
     start, ids_at = array_at(memory, _START, np.int32), array_at(memory, _ID, np.int32)
-    trie, scores = array_at(memory, _TRIE, np.int32), array_at(memory, _SCORES, np.float64)
-    unknown, unknown_score = array_at(memory, _RULES, np.int64)[UNKNOWN_ID], scores[len(scores) - 1]
-    score[0] = 0.0
-    for place in range(1, stop + 1):
+    trie, scores = array_at(memory, _TRIE, np.int64), array_at(memory, _SCORES, np.float64)
+    state, rules = array_at(memory, STATE, np.int64), array_at(memory, _RULES, np.int64)
+    unknown, unknown_score = rules[UNKNOWN_ID], scores[len(scores) - 1]
+    root, here = trie[0], state[_TRIED]
+    if here == 0:
+        score[0], state[_REACHED] = 0.0, 0
+    for place in range(state[_REACHED] + 1, stop + 1):
         start[place] = -1
-    here = 0
-    while here < stop:
+    state[_REACHED] = stop
+    while here < last:
         so_far = score[here]
-        end = here + width(word[here])
+        end = here + width(signed(word[here]))
         known = False
-        node, at = 0, here
+        node, at = root, here
         while at < stop:
-            child = signed(trie[NODE * node]) + word[at]
-            if trie[NODE * child + 1] != node:
+            node = child_of(trie, node, signed(word[at]))
+            if node == 0:
                 break
-            node = child
             at += 1
-            piece = signed(trie[NODE * node + 2])
+            piece = id_of(node)
             if piece >= 0:
                 total = scores[piece] + so_far
                 if start[at] < 0 or total > score[at]:
@@ -135,7 +138,66 @@ def _best_path(memory: Int64, stop: int, out: int) -> int:
             if start[end] < 0 or total > score[end]:
                 score[end], start[end], ids_at[end] = total, here, unknown
         here = end
+    state[_TRIED] = here
+
+
+@inner
+def _best_path(memory: Int64, stop: int, out: int) -> int:
+    """Ids of the word's bytes up to `stop` to ids[out:]; gives the end of them, or -1 if there is no room."""
+    _search(memory, stop, stop)
     return _walk_back(memory, stop, out)
+
+
+@inner
+def _parting(memory: Int64, stop: int) -> int:
+    """A place through which every path goes, whatever follows the bytes up to `stop`; 0: none is known.
+
+    Each leads through a place from state[TRIED] on whose best piece begins before it, so all do if the best
+    paths to those meet. Unknown characters may be one token with what follows, so no place behind one.
+    """
+    state, rules = array_at(memory, STATE, np.int64), array_at(memory, _RULES, np.int64)
+    start, ids_at = array_at(memory, _START, np.int32), array_at(memory, _ID, np.int32)
+    tried, meet = state[_TRIED], -1
+    for place in range(tried, stop + 1):
+        if start[place] < 0:
+            continue
+        at = place
+        while at >= tried:
+            at = signed(start[at])
+        if meet < 0:
+            meet = at
+        while at != meet:
+            if at > meet:
+                at = signed(start[at])
+            else:
+                meet = signed(start[meet])
+    while meet > 0 and ids_at[meet] == rules[UNKNOWN_ID]:
+        meet = signed(start[meet])
+    return max(meet, 0)
+
+
+@inner
+def _settle(memory: Int64) -> int:
+    """Write the ids of as much of a full word as is sure. Gives OK, ROOM, or WORD if nothing is."""
+    state, rules = array_at(memory, STATE, np.int64), array_at(memory, _RULES, np.int64)
+    word, score = array_at(memory, _WORD, np.uint8), array_at(memory, _SCORE, np.float64)
+    start, ids_at = array_at(memory, _START, np.int32), array_at(memory, _ID, np.int32)
+    stop = state[_USED]
+    _search(memory, max(stop - rules[LONGEST], state[_TRIED]), stop)
+    cut = _parting(memory, stop)
+    if cut == 0:
+        return WORD
+    out = _walk_back(memory, cut, state[OUT])
+    if out < 0:
+        return ROOM
+    for place in range(cut, stop):
+        word[place - cut] = word[place]
+    for place in range(cut, stop + 1):
+        score[place - cut], ids_at[place - cut] = score[place], ids_at[place]
+        start[place - cut] = start[place] - cut if start[place] >= cut else -1
+    state[OUT], state[_USED], state[_REACHED] = out, stop - cut, stop - cut
+    state[_TRIED] -= cut
+    return OK
 
 
 @inner
@@ -155,7 +217,7 @@ def _walk_back(memory: Int64, stop: int, out: int) -> int:
         if token == unknown:
             while begin > 0 and ids_at[begin] == unknown:
                 begin = signed(start[begin])
-            if rules[BYTE_FALLBACK] and exact(array_at(memory, _TRIE, np.int32), word, begin, at) < 0:
+            if rules[BYTE_FALLBACK] and exact(array_at(memory, _TRIE, np.int64), word, begin, at) < 0:
                 if out + at - begin > len(ids):
                     return -1
                 byte_ids = array_at(memory, _BYTE_IDS, np.int32)
@@ -184,7 +246,7 @@ def _end_word(memory: Int64) -> int:
     stop, out = state[_USED], state[OUT]
     if stop == 0:
         return OK
-    if stop > MAX_WORD:
+    if stop > MAX_WORD or state[_TRIED] > 0:  # the end of a long one is no word of its own
         out = _best_path(memory, stop, out)
     else:
         key = hash_of(word, 0, stop)
@@ -197,7 +259,7 @@ def _end_word(memory: Int64) -> int:
                 remember(memory, _WORDS, key, word, (0, stop), (state[OUT], out))
     if out < 0:
         return ROOM
-    state[_USED], state[OUT] = 0, out
+    state[_USED], state[_TRIED], state[OUT] = 0, 0, out
     return OK
 
 
@@ -336,20 +398,21 @@ def _copy_plain(text: Bytes, stop: int, memory: Int64) -> None:
     word, classes = array_at(memory, _WORD, np.uint8), array_at(memory, _CLASSES, np.uint8)
     at, used = state[_AT], state[_USED]
     end = min(stop, at + len(word) - _SLACK - used)
+    point = kind = 0
+    if at < end:
+        point = code_point(text, at)
+        kind = signed(classes[point])
     while at < end:
-        lead = signed(text[at])
-        size = width(lead)
-        if size == 1:
-            if not plain[lead]:
-                break
-        else:
-            point = code_point(text, at)
-            if point == _UNDERLINE or classes[point] & _CHANGES:
-                break
-        if at + size < stop and text[at + size] >= _MARK_LEAD:
-            following = classes[code_point(text, at + size)]
-            if following & JOINS and (size == 1 or following & _CHANGES):
-                break
+        if (not plain[point]) if point < 0x80 else (kind & _CHANGES or point == _UNDERLINE):
+            break
+        size, is_ascii = width(signed(text[at])), point < 0x80
+        if at + size < stop:
+            point = signed(text[at + size])
+            if point >= 0x80:
+                point = code_point(text, at + size)
+                kind = signed(classes[point])
+                if kind & JOINS and (is_ascii or kind & _CHANGES):
+                    break
         for _ in range(size):
             word[used] = text[at]
             used += 1
@@ -366,16 +429,20 @@ def _encode_text(text: Bytes, span: tuple[int, int], memory: Int64) -> int:
         array_at(memory, _POOL, np.uint8),
     )
     leads, ascii_mapped = array_at(memory, _LEADS, np.uint8), array_at(memory, _ASCII, np.int32)
-    added, rules = array_at(memory, _ADDED, np.int32), array_at(memory, _RULES, np.int64)
+    added, rules = array_at(memory, _ADDED, np.int64), array_at(memory, _RULES, np.int64)
     state[_AT] = state[_ALONE] = span[0]
-    state[_USED], state[_FRESH], state[_MARK], state[_SPACES] = 0, 1, 0, 0
+    state[_USED], state[_FRESH], state[_MARK], state[_SPACES], state[_TRIED] = 0, 1, 0, 0, 0
     while state[_AT] < span[1]:
         at = state[_AT]
         lead = signed(text[at])
         if leads[lead] and starts_key(added, text, at, span[1]):
             return REFER
         if state[_USED] + _SLACK > len(word):
-            return WORD
+            code = _settle(memory)
+            if code != OK:
+                return code
+            if state[OUT] >= state[LIMIT]:
+                return OK
         following = signed(text[at + 1]) if at + 1 < span[1] else 0
         mapped = signed(ascii_mapped[lead]) if lead < 0x80 and following < 0x80 else -1
         if mapped >= 0 and lead != _RETURN:
