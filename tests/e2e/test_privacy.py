@@ -17,12 +17,6 @@ pytestmark = pytest.mark.timeout(60)
 
 TEXT, PATH, QUERY = "my-illness-is-secret", "/my-secret-path", "query-of-mine"
 KEY, ID = "key-of-mine", "id-of-mine"
-    "my-illness-is-secret",
-    "/my-secret-path",
-    "key-of-mine",
-    "id-of-mine",
-    "query-of-mine",
-)
 SECRETS = (TEXT, PATH, KEY, ID, QUERY, "424242")
 
 
