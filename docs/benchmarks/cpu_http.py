@@ -87,6 +87,7 @@ class Ours:
         self._connection = http.client.HTTPConnection(server.host, server.port)
 
     def embed(self, texts: list[str]) -> np.ndarray:
+        """f32[n, dim] of `texts`."""
         headers = {"Content-Type": "application/msgpack"}
         body = msgspec.msgpack.encode({"input": texts, "truncate": True})
         self._connection.request("POST", "/v1/embeddings", body, headers)
@@ -97,6 +98,7 @@ class Ours:
         return np.frombuffer(answer["embeddings"], "<f4").reshape(answer["shape"])
 
     def measure(self, workload: Workload, seconds: float) -> float:
+        """Median seconds of a call."""
         return time_calls(self.embed, make_calls(workload), seconds)
 
 
@@ -114,12 +116,15 @@ class Theirs:
         self._ask("ready")
 
     def measure(self, workload: Workload, seconds: float) -> float:
+        """Median seconds of a call."""
         return float(self._ask(f"{WORKLOADS.index(workload)} {seconds}"))
 
     def vectors(self) -> np.ndarray:
+        """f32[n, dim] of the first call of the longest texts."""
         return np.array(json.loads(self._ask("vectors")), np.float32)
 
     def close(self) -> None:
+        """End the process."""
         self._process.communicate()
 
     def _ask(self, question: str) -> str:

@@ -30,7 +30,8 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from rose.batch import Engine, RaggedBatch
-from rose.engine import EngineOptions, load_engine
+from rose.engine import load_engine
+from rose.engine_options import EngineOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP_SHAPES = ((1, 128), (16, 32), (1, 512), (8, 512))
@@ -203,16 +204,25 @@ def show(report: Mapping[str, Any]) -> None:
         print(f"  {shape:>14}  {milliseconds:9.3f}")
 
 
-def main() -> None:
-    """Load, measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def parsed(description: str | None, rounds: int) -> argparse.Namespace:
+    """The flags of a script that times steps: model, out and rounds."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default="pplx-embed", help="a preset: pplx-embed, bge-m3, ...")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
-    parser.add_argument("--rounds", type=int, default=1000, help="steps timed for each shape")
-    arguments = parser.parse_args()
+    parser.add_argument("--rounds", type=int, default=rounds, help="steps timed each time")
+    return parser.parse_args()
+
+
+def dummy_engine(model: str, options: EngineOptions) -> Engine:
+    """The engine of a preset, with random weights."""
+    return load_engine(ROOT / "rose" / "presets" / model, options, dummy=True, model_name=model)
+
+
+def main() -> None:
+    """Load, measure, print, write."""
+    arguments = parsed(__doc__, rounds=1000)
     started = time.perf_counter()
-    folder = ROOT / "rose" / "presets" / arguments.model
-    engine = load_engine(folder, EngineOptions(device="cuda"), dummy=True, model_name=arguments.model)
+    engine = dummy_engine(arguments.model, EngineOptions(device="cuda"))
     load_s = round(time.perf_counter() - started, 2)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         measured = runner.run(measure(engine, arguments.rounds))

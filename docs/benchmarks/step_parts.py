@@ -16,7 +16,6 @@ One that fails says so in the place of its figures.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import functools
 import gc
@@ -38,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 
 from graph_kinds import attempt, kinds_of, launch_us  # noqa: E402
-from step import batch_of, microseconds  # noqa: E402
+from step import batch_of, by_await, by_blocking, dummy_engine, microseconds, parsed  # noqa: E402
 
 from cuda_utils import completion  # noqa: E402
 from cuda_utils.errors import check  # noqa: E402
@@ -49,7 +48,7 @@ from cuda_utils.pinned import PinnedPool  # noqa: E402
 from rose import cuda_forward  # noqa: E402
 from rose.batch import RaggedBatch  # noqa: E402
 from rose.cuda_forward import CudaForward  # noqa: E402
-from rose.engine import EngineOptions, load_engine  # noqa: E402
+from rose.engine_options import EngineOptions  # noqa: E402
 from rose.graph_engine import GraphEngine  # noqa: E402
 from rose.graph_runner import GraphKey, GraphRunner  # noqa: E402
 from rose.limits import StepLimits  # noqa: E402
@@ -116,17 +115,9 @@ def timed_parts(times: dict[str, list[float]]) -> Iterator[None]:
         yield
 
 
-async def _await(lazy: Any) -> None:
-    await lazy
-
-
 async def _poll(lazy: Any) -> None:
     with patch.object(completion, "FAR_S", math.inf):
         await lazy
-
-
-async def _spin(lazy: Any) -> None:
-    lazy.result()
 
 
 async def _sleep(lazy: Any) -> None:
@@ -135,9 +126,9 @@ async def _sleep(lazy: Any) -> None:
 
 
 WAYS: dict[str, Callable[[Any], Awaitable[None]]] = {
-    "awaited": _await,
+    "awaited": by_await,
     "polled": _poll,
-    "spun": _spin,
+    "spun": by_blocking,
     "slept": _sleep,
 }
 
@@ -279,14 +270,8 @@ def show(report: dict[str, Any]) -> None:
 
 def main() -> None:
     """Load, measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model", default="pplx-embed", help="a preset: pplx-embed, bge-m3, ...")
-    parser.add_argument("--out", type=Path, help="write the figures here as JSON")
-    parser.add_argument("--rounds", type=int, default=200, help="steps timed for each shape and way")
-    arguments = parser.parse_args()
-    options = EngineOptions(device="cuda", max_capture_tokens=8192)
-    folder = ROOT / "rose" / "presets" / arguments.model
-    engine: Any = load_engine(folder, options, dummy=True, model_name=arguments.model)
+    arguments = parsed(__doc__, rounds=200)
+    engine: Any = dummy_engine(arguments.model, EngineOptions(device="cuda", max_capture_tokens=8192))
     with (
         patch.object(torch.cuda, "CUDAGraph", kept_graph),
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
