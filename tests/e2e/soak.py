@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,7 @@ P99_GROWTH = 1.2
 LENGTHS = 512  # different requests
 IN_FLIGHT = 64
 MOST_FAILED = 1000  # then the server is gone
+MOST_IDLE_S = 20.0
 
 
 @dataclass
@@ -95,14 +97,12 @@ class Load:
 
     def __init__(self, port: int, requests: Sequence[bytes]) -> None:
         self._port, self._requests = port, requests
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._idle: deque[tuple[float, tuple[asyncio.StreamReader, asyncio.StreamWriter]]] = deque()
         self.seen = Seen()
         self.begin_s = time.perf_counter()
 
     async def ask(self, number: int) -> None:
-        connection = (
-            self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._port)
-        )
+        connection = await self._connection()
         sent_s = time.perf_counter()
         connection[1].write(self._requests[number % len(self._requests)])
         try:
@@ -115,7 +115,15 @@ class Load:
         self.seen.failed += answer.status != 200
         self.seen.ended_s.append(ended_s - self.begin_s)
         self.seen.taken_s.append(ended_s - sent_s)
-        self._idle.append(connection)
+        self._idle.append((ended_s, connection))
+
+    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The one that was used last, or a new one; those that the server is about to close are given up."""
+        while self._idle and time.perf_counter() - self._idle[0][0] > MOST_IDLE_S:
+            self._idle.popleft()[1][1].close()
+        if self._idle:
+            return self._idle.pop()[1]
+        return await asyncio.open_connection("127.0.0.1", self._port)
 
     async def closed(self, seconds: float) -> float:
         """Requests a second of a closed loop."""

@@ -1,4 +1,4 @@
-"""The decoders of bodies, without a server around them: any bytes are a request or a refusal, and nothing else."""
+"""The decoders of bodies without a server around them: any bytes are a request or a refusal, nothing else."""
 
 from __future__ import annotations
 
