@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import sys
@@ -53,6 +54,23 @@ def write_choices(path: Path, device: str, choices: Sequence[dict[str, object]])
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = ",\n  ".join(json.dumps(choice) for choice in choices)
     path.write_text(f'{{\n "device": {json.dumps(device)},\n "choices": [\n  {rows}\n ]\n}}\n', "utf-8")
+
+
+def tuner_parser(
+    module: str, description: str | None, table: Path, budget_s: float
+) -> argparse.ArgumentParser:
+    """Flags of `python -m module`, which measures until a time is over and writes a table like `table`."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=users_own(table),
+        help="the JSON file to write; a server reads the default, %(default)s, before what ships",
+    )
+    parser.add_argument(
+        "--budget-s", type=float, default=budget_s, help="stop measuring after this many seconds"
+    )
+    return parser
 
 
 def say(line: str) -> None:

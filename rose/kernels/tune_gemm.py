@@ -10,13 +10,11 @@ measured if it is built (python -m rose.kernels.cuda.build) and noted beside the
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Literal, TypeVar
 
 import torch
@@ -39,7 +37,7 @@ from rose.kernels.gemm import (
 )
 from rose.kernels.norm import LayerNorm, RmsNorm, add_layer_norm, add_rms_norm
 from rose.kernels.rope import QkRope, qk_norm_rope, rope_table
-from rose.kernels.tables import in_use, read_choices, say, users_own, write_choices
+from rose.kernels.tables import in_use, read_choices, say, tuner_parser, write_choices
 from rose.kernels.timing import graph_us
 
 Consumer = Literal["rope", "rms_norm", "layer_norm", "silu", "gelu", "bias"]
@@ -305,14 +303,7 @@ def merge(old: Sequence[dict[str, object]], new: Sequence[dict[str, object]]) ->
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(prog="python -m rose.kernels.tune_gemm", description=__doc__)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=users_own(TABLE_PATH),
-        help="the JSON file to write; a server reads the default, %(default)s, before what ships",
-    )
-    parser.add_argument("--budget-s", type=float, default=80.0, help="stop measuring after this many seconds")
+    parser = tuner_parser("rose.kernels.tune_gemm", __doc__, TABLE_PATH, budget_s=80.0)
     parser.add_argument(
         "--skinny-only", action="store_true", help="keep the table's plans, add those of skinny_gemm"
     )

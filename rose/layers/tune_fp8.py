@@ -8,17 +8,15 @@ with these choices in it. SwiGLU is timed with what makes FP8 of its result.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import torch
 
 from rose.aot.products import HEAD_DIM, Epilogue, ProductKernel
 from rose.kernels.fp8 import Fp8Rows, quantized
 from rose.kernels.fused import TABLE_PATH, FusedGemm, load
-from rose.kernels.tables import in_use, read_choices, say, users_own
+from rose.kernels.tables import in_use, read_choices, say, tuner_parser
 from rose.layers.fp8_linear import Fp8Gated, Fp8Linear
 from rose.layers.layer_case import built
 from rose.layers.tune_fused import DECODERS, MIN_GAIN, NUM_LAYERS, Line, forced, layer_us, write
@@ -94,15 +92,7 @@ def random(rows: int, width: int) -> Fp8Rows:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(prog="python -m rose.layers.tune_fp8", description=__doc__)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=users_own(TABLE_PATH),
-        help="the JSON file to write; a server reads the default, %(default)s, before what ships",
-    )
-    parser.add_argument("--budget-s", type=float, default=60.0, help="stop measuring after this many seconds")
-    arguments = parser.parse_args(argv)
+    arguments = tuner_parser("rose.layers.tune_fp8", __doc__, TABLE_PATH, budget_s=60.0).parse_args(argv)
     deadline = time.monotonic() + arguments.budget_s
     kept = [row for row in in_use(TABLE_PATH, read_choices) if not row["epilogue"].startswith("fp8")]
     lines: list[Line] = []

@@ -9,7 +9,6 @@ next what only that one takes. Stops at --budget-s and writes what it has.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from rose.aot.products import DEFAULT_PRODUCTS, HEAD_DIM, HEAD_EPS, Epilogue
 from rose.kernels.fused import TABLE_PATH, FusedGemm, FusedLookup, load
 from rose.kernels.norm import RmsNorm, add_rms_norm
 from rose.kernels.rope import QkRope, rope_table
-from rose.kernels.tables import say, users_own, write_choices
+from rose.kernels.tables import say, tuner_parser, write_choices
 from rose.kernels.timing import graph_us
 from rose.layers.decoder import DecoderLayer
 from rose.layers.fused_decoder import FusedDecoder, LayerWeights
@@ -205,15 +204,7 @@ def write(path: Path, lines: Sequence[Line]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(prog="python -m rose.layers.tune_fused", description=__doc__)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=users_own(TABLE_PATH),
-        help="the JSON file to write; a server reads the default, %(default)s, before what ships",
-    )
-    parser.add_argument("--budget-s", type=float, default=80.0, help="stop measuring after this many seconds")
-    arguments = parser.parse_args(argv)
+    arguments = tuner_parser("rose.layers.tune_fused", __doc__, TABLE_PATH, budget_s=80.0).parse_args(argv)
     deadline = time.monotonic() + arguments.budget_s
     lines: list[Line] = []
     with torch.inference_mode():
