@@ -75,8 +75,7 @@ def load_engine(folder: Path, options: EngineOptions, *, dummy: bool, model_name
     dtype, device = settled.dtype, settled.device
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    stored = dummy_weights(config, options.seed, device) if dummy else open_weights(folder)
-    weights = _weights(stored, config, settled)
+    weights = _weights(_stored(folder, config, options, device, dummy=dummy), config, settled)
     try:
         model = build_model(config, weights, dtype, device, token_bucket(settled.max_batch_tokens))
         # One more than steps may be in flight, for what overwrites the activations after a NaN.
@@ -95,6 +94,16 @@ def _settled(options: EngineOptions, config: ModelConfig) -> _Settled:
     dtype = _dtype("auto" if fp8 else options.dtype, device, config)
     max_seqs = _max_batch_seqs(options, config)
     return _Settled(dtype, fp8, device, *_lengths(options, config), max_seqs, options.max_token_bytes)
+
+
+def _stored(
+    folder: Path, config: ModelConfig, options: EngineOptions, device: torch.device, *, dummy: bool
+) -> WeightSource:
+    if dummy:
+        return dummy_weights(config, options.seed, device)
+    weights = open_weights(folder)
+    weights.root.check_layers(config.num_layers)
+    return weights
 
 
 def _weights(stored: WeightSource, config: ModelConfig, settled: _Settled) -> WeightSource:

@@ -29,6 +29,7 @@ Shape = tuple[int, ...]
 _PREFIXES = ("", "model.", "bert.", "roberta.", "nomic_bert.")
 # Whatever a family calls its norms: "LayerNorm", "attn_norm", "norm1", "emb_ln", "input_layernorm".
 _NORM_WEIGHT = re.compile(r"(norm\d?|_ln)\.weight$", re.IGNORECASE)
+_LAYER = re.compile(r"\blayers?\.(\d+)\.")
 # What a file begins with that a clone without Git LFS has in place of a large one.
 _LFS = b"version https://git-lfs"
 _FILES = (
@@ -72,7 +73,24 @@ class MappedWeights:
             raise ModelLoadError(
                 f"{self._origin}: tensor {found!r} is {list(tensor.shape)}, config.json wants {list(shape)}"
             )
+        if not tensor.is_floating_point():
+            raise ModelLoadError(f"{self._origin}: tensor {found!r} is {tensor.dtype}, which is no weight")
         return tensor
+
+    def check_layers(self, num_layers: int) -> None:
+        """Refuse weights of more layers than the model has: without them its vectors would be wrong ones.
+
+        Other tensors that no model reads are common: heads of training, buffers of positions.
+
+        Raises:
+            ModelLoadError: see above.
+        """
+        for name in self._tensors:
+            found = _LAYER.search(name)
+            if found is not None and int(found[1]) >= num_layers:
+                raise ModelLoadError(
+                    f"{self._origin}: tensor {name!r} is of no layer; config.json has {num_layers} of them"
+                )
 
     @property
     def stored(self) -> Mapping[str, torch.Tensor]:

@@ -23,6 +23,13 @@ LIMIT_S = 5.0
 LOST = "encoder.layer.3.output.dense.weight"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled_before(minilm_folder: Path) -> None:
+    """After a change of the source the first start compiles tokenisers, beside the model's load."""
+    with ServerProcess("--model", str(minilm_folder), "--port", "0") as process:
+        process.ready()
+
+
 @pytest.fixture
 def folder(minilm_folder: Path, tmp_path: Path) -> Path:
     """A copy of the packaged model, whose weights may be damaged."""
@@ -75,6 +82,24 @@ def test_a_folder_without_weights(folder: Path) -> None:
 
 def test_a_missing_tensor(folder: Path) -> None:
     _rewrite(folder, lambda tensors: tensors.pop(LOST))
+    assert LOST in serving(folder)
+
+
+def test_a_tensor_of_a_layer_that_the_model_has_not(folder: Path) -> None:
+    seventh = LOST.replace(".3.", ".6.")
+    _rewrite(folder, lambda tensors: tensors.update({seventh: tensors[LOST]}))
+    assert seventh in serving(folder)
+
+
+def test_a_tensor_that_no_model_reads_is_passed_over(folder: Path) -> None:
+    """Training leaves its heads and buffers behind."""
+    _rewrite(folder, lambda tensors: tensors.update({"cls.predictions.bias": np.zeros(3, np.float32)}))
+    with ServerProcess("--model", str(folder), "--port", "0") as process:
+        process.ready()
+
+
+def test_a_tensor_of_no_floating_type(folder: Path) -> None:
+    _rewrite(folder, lambda tensors: tensors.update({LOST: tensors[LOST].astype(np.int32)}))
     assert LOST in serving(folder)
 
 
