@@ -60,6 +60,10 @@ class ServerProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
     def ready(self, limit_s: float = 60.0) -> ServerProcess:
         """Wait until it serves."""
         self.url = READY.match(self.wait_for("ready after ", limit_s)).group(1)  # type: ignore[union-attr]

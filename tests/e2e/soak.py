@@ -204,7 +204,9 @@ def soak(
     program = REAL if flags else FAKE
     flags = flags or ("--load-format", "dummy")
     env = {} if program is REAL else {"FAKE_STEP_S": "0.002"}
-    with ServerProcess("--port", "0", *flags, program=program, env=env) as server:
+    with ServerProcess(
+        "--port", "0", *flags, program=program, env=env, python=("-X", "faulthandler")
+    ) as server:
         server.ready(600)
         info = server.get("/info")[1]["model"]
         longest = min(info["max_model_len"], 2048)
@@ -217,7 +219,8 @@ def soak(
 
         seen = uvloop.run(run())
         if seen.failed > MOST_FAILED:
-            return {"failed": seen.failed, "stderr": server.stderr, "stdout": server.stdout[-5:]}, ["failed"]
+            status = server.wait() if server.ended else None
+            return {"failed": seen.failed, "status": status, "stderr": server.stderr}, ["failed"]
         metrics = server.get("/info")[1]["engine"]
         found, broken = judge(seen)
         found["engine"] = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
