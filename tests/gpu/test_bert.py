@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from rose.attention.backends import load_backends
-from rose.attention.base import AttentionBackend
 from rose.config import load_config
-from rose.device_batch import DeviceBatch, Outputs
+from rose.device_batch import DeviceBatch
 from rose.kernels.early import Early
 from rose.models import bert
 from rose.models.bert import BertModel
 from rose.reference import reference_vectors
 from rose.weights import DummyWeights
+from tests.gpu.loaded_model import CopyAttention, LoadedModel, least_cosine, nothing_allocated
 
 pytestmark = pytest.mark.gpu
 
@@ -27,39 +27,11 @@ MAX_TOKENS = 4608
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A model of full size with random weights, and an attention backend for it."""
-
-    model: BertModel
-    weights: DummyWeights
-    attention: AttentionBackend
-
-    def sequences(self, lengths: list[int], seed: int = 0) -> list[np.ndarray]:
-        rng = np.random.default_rng(seed)
-        return [rng.integers(2, self.model.config.vocab_size, length, dtype=np.int32) for length in lengths]
-
-    def batch(self, sequences: list[np.ndarray], padded_to: int, filler: int = 0) -> DeviceBatch:
-        """Padded with `filler` to `padded_to` tokens, and with one empty sequence."""
-        offsets = np.cumsum([0, *map(len, sequences), 0], dtype=np.int32)
-        ids = torch.full((padded_to,), filler, dtype=torch.int32)
-        ids[: offsets[-1]] = torch.from_numpy(np.concatenate(sequences))
-        self.attention.plan(offsets, padded_to, 0)
-        cu_seqlens = torch.from_numpy(offsets).cuda()
-        return DeviceBatch(ids.cuda(), cu_seqlens, None, offsets, padded_to, self.attention)
-
-    def outputs(self, num_seqs: int) -> Outputs:
-        return Outputs(torch.full((num_seqs, self.model.config.hidden_size), float("nan"), device="cuda"))
-
-    def run(self, sequences: list[np.ndarray], padded_to: int, filler: int = 0) -> torch.Tensor:
-        outputs = self.outputs(len(sequences) + 1)
-        with torch.inference_mode():
-            self.model.forward(self.batch(sequences, padded_to, filler), outputs)
-        return outputs.vectors[:-1]
+class Loaded(LoadedModel):
+    """The same with what the reference says."""
 
     def least_cosine(self, vectors: torch.Tensor, sequences: list[np.ndarray]) -> float:
-        expected = reference_vectors(self.model.config, self.weights, sequences, device="cuda")
-        cosines = torch.nn.functional.cosine_similarity(vectors.double().cpu(), expected.double(), dim=-1)
-        return cosines.min().item()
+        return least_cosine(vectors, reference_vectors(self.config, self.weights, sequences, device="cuda"))
 
 
 def load(alias: str, dtype: torch.dtype, backend: str | None = None, num_layers: int | None = None) -> Loaded:
@@ -82,27 +54,27 @@ def loaded(request: pytest.FixtureRequest) -> Iterator[Loaded]:
 )
 def test_near_the_fp32_reference(loaded: Loaded, lengths: list[int], padded_to: int) -> None:
     sequences = loaded.sequences(lengths)
-    assert loaded.least_cosine(loaded.run(sequences, padded_to), sequences) >= 0.999
+    assert loaded.least_cosine(loaded.run(sequences, padded_to).vectors, sequences) >= 0.999
 
 
 @pytest.mark.parametrize("backend", ["sdpa", None])
 def test_fp32_equals_the_reference(backend: str | None) -> None:
     loaded = load("bge-m3", torch.float32, backend, num_layers=4)
     sequences = loaded.sequences([5, 100, 100, 64])
-    assert loaded.least_cosine(loaded.run(sequences, 320), sequences) >= 0.99999
+    assert loaded.least_cosine(loaded.run(sequences, 320).vectors, sequences) >= 0.99999
 
 
 def test_torch_alone_is_near_the_reference(loaded: Loaded) -> None:
     """The fallback for GPUs without another backend."""
     sdpa = load_backends(loaded.model.attention_spec, compile_missing=False)["sdpa"]
     sequences = loaded.sequences([40, 7, 200])
-    vectors = replace(loaded, attention=sdpa).run(sequences, 256)
+    vectors = replace(loaded, attention=sdpa).run(sequences, 256).vectors
     assert loaded.least_cosine(vectors, sequences) >= 0.999
 
 
 def test_padding_changes_no_bit(loaded: Loaded) -> None:
     sequences = loaded.sequences([29, 3])
-    assert torch.equal(loaded.run(sequences, 64), loaded.run(sequences, 64, filler=777))
+    assert torch.equal(loaded.run(sequences, 64).vectors, loaded.run(sequences, 64, filler=777).vectors)
 
 
 @pytest.mark.parametrize("padded_to", [16, 128, 512, 768, 1024, 1536])
@@ -112,10 +84,10 @@ def test_early_launches_change_no_bit(
 ) -> None:
     sequences = loaded.sequences([padded_to - 10, 3])
     monkeypatch.setattr(bert, "early_for", lambda *batch: Early.NO)
-    expected = loaded.run(sequences, padded_to)
+    expected = loaded.run(sequences, padded_to).vectors
     monkeypatch.setattr(bert, "early_for", lambda *batch: early)
     for _ in range(5):
-        assert torch.equal(loaded.run(sequences, padded_to), expected)
+        assert torch.equal(loaded.run(sequences, padded_to).vectors, expected)
 
 
 def test_more_sequences_than_rows(loaded: Loaded) -> None:
@@ -133,38 +105,9 @@ def test_more_sequences_than_rows(loaded: Loaded) -> None:
 
 
 def test_replays_with_other_tokens_and_offsets(loaded: Loaded) -> None:
-    """Captured once for 320 tokens and 4 sequences; then anything of that size, right each time."""
-    if not loaded.attention.capturable:
-        pytest.skip(f"{loaded.attention.name} cannot be captured")
-    static, outputs = loaded.batch(loaded.sequences([320, 0, 0]), 320), loaded.outputs(4)
-    graph = torch.cuda.CUDAGraph()
-    with torch.inference_mode():
-        loaded.model.forward(static, outputs)
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            loaded.model.forward(static, outputs)
-    for seed, lengths in enumerate([[320, 0, 0], [3, 5, 7], [100, 100, 120], [1, 1, 1]]):
-        sequences = loaded.sequences(lengths, seed)
-        other = loaded.batch(sequences, 320)
-        static.input_ids.copy_(other.input_ids)
-        static.cu_seqlens.copy_(other.cu_seqlens)
-        graph.replay()
-        torch.cuda.synchronize()
-        real = [row for row, length in enumerate(lengths) if length]
-        assert loaded.least_cosine(outputs.vectors[real], [sequences[row] for row in real]) >= 0.999
-
-
-class CopyAttention:
-    """Stands in for attention: copies queries, allocates nothing, waits for nothing."""
-
-    name = "copy"
-    capturable = True
-
-    def plan(self, host_cu_seqlens: np.ndarray, num_tokens: int, slot: int) -> None:
-        """Nothing to do."""
-
-    def forward(self, q, k, v, out, cu_seqlens, max_seqlen) -> None:
-        out.copy_(q)
+    batches = [(320, 0, 0), (3, 5, 7), (100, 100, 120), (1, 1, 1)]
+    for sequences, vectors in loaded.replayed(320, batches):
+        assert loaded.least_cosine(vectors, sequences) >= 0.999
 
 
 @pytest.mark.parametrize("padded_to", [16, 512])
@@ -173,11 +116,5 @@ def test_forward_neither_allocates_nor_waits(loaded: Loaded, padded_to: int) -> 
     batch, outputs = stub.batch(stub.sequences([padded_to - 2]), padded_to), stub.outputs(2)
     with torch.inference_mode():
         stub.model.forward(batch, outputs)  # compiles kernels, makes cuBLAS's workspace
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_stats()["allocation.all.allocated"]
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with nothing_allocated():
             stub.model.forward(batch, outputs)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        assert torch.cuda.memory_stats()["allocation.all.allocated"] == before

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from rose.attention.backends import load_backends
-from rose.attention.base import AttentionBackend
 from rose.batch import RaggedBatch
-from rose.config import ModelConfig, load_config
-from rose.device_batch import DeviceBatch, Outputs
+from rose.config import load_config
+from rose.device_batch import Outputs
 from rose.engine import load_engine
 from rose.engine_options import EngineOptions
 from rose.heads.stages import Stage, Stages
-from rose.models.registry import Model, build_model
+from rose.models.registry import build_model
 from rose.reference import reference_vectors
 from rose.weights import DummyWeights
+from tests.gpu.loaded_model import LoadedModel, nothing_allocated
 
 pytestmark = pytest.mark.gpu
 
@@ -31,41 +31,15 @@ TOLERANCE = {"bert": 0.02, "qwen3": 0.08}
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A model of full size with random weights, and an attention backend for it."""
-
-    model: Model
-    weights: DummyWeights
-    attention: AttentionBackend
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.model.config
+class Loaded(LoadedModel):
+    """A scorer, and what the reference says."""
 
     def assert_near(self, logits: torch.Tensor, expected: torch.Tensor) -> None:
         torch.testing.assert_close(logits.cpu(), expected, atol=TOLERANCE[self.config.architecture], rtol=0.0)
 
-    def sequences(self, lengths: list[int], seed: int = 0) -> list[np.ndarray]:
-        rng = np.random.default_rng(seed)
-        return [rng.integers(2, self.config.vocab_size, length, dtype=np.int32) for length in lengths]
-
-    def batch(self, sequences: list[np.ndarray], padded_to: int) -> DeviceBatch:
-        offsets = np.cumsum([0, *map(len, sequences), 0], dtype=np.int32)
-        ids = torch.zeros(padded_to, dtype=torch.int32)
-        ids[: offsets[-1]] = torch.from_numpy(np.concatenate(sequences))
-        self.attention.plan(offsets, padded_to, 0)
-        cu_seqlens = torch.from_numpy(offsets).cuda()
-        return DeviceBatch(ids.cuda(), cu_seqlens, None, offsets, padded_to, self.attention)
-
     def logits(self, sequences: list[np.ndarray], padded_to: int) -> torch.Tensor:
-        """f32[B, L], of a batch with one empty sequence more."""
-        outputs = self.outputs(len(sequences) + 1)
-        with torch.inference_mode():
-            self.model.forward(self.batch(sequences, padded_to), outputs)
-        return outputs.vectors[:-1].cpu()
-
-    def outputs(self, num_seqs: int) -> Outputs:
-        return Outputs(torch.full((num_seqs, self.config.dimensions), float("nan"), device="cuda"))
+        """f32[B, L]."""
+        return self.run(sequences, padded_to).vectors.cpu()
 
     def expected(self, sequences: list[np.ndarray]) -> torch.Tensor:
         """f32[B, 1]: the reference's pooled token, and the head spelled out."""
@@ -115,24 +89,9 @@ def test_a_score_does_not_depend_on_its_batch(loaded: Loaded) -> None:
 
 
 def test_replays_with_other_tokens_and_offsets(loaded: Loaded) -> None:
-    if not loaded.attention.capturable:
-        pytest.skip(f"{loaded.attention.name} cannot be captured")
-    static, outputs = loaded.batch(loaded.sequences([320, 0, 0]), 320), loaded.outputs(4)
-    graph = torch.cuda.CUDAGraph()
-    with torch.inference_mode():
-        loaded.model.forward(static, outputs)
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            loaded.model.forward(static, outputs)
-    for seed, lengths in enumerate([[320, 0, 0], [3, 5, 7], [100, 100, 120], [1, 1, 1]]):
-        sequences = loaded.sequences(lengths, seed)
-        other = loaded.batch(sequences, 320)
-        static.input_ids.copy_(other.input_ids)
-        static.cu_seqlens.copy_(other.cu_seqlens)
-        graph.replay()
-        torch.cuda.synchronize()
-        real = [row for row, length in enumerate(lengths) if length]
-        loaded.assert_near(outputs.vectors[real], loaded.expected([sequences[row] for row in real]))
+    batches = [(320, 0, 0), (3, 5, 7), (100, 100, 120), (1, 1, 1)]
+    for sequences, logits in loaded.replayed(320, batches):
+        loaded.assert_near(logits, loaded.expected(sequences))
 
 
 def test_stages_neither_allocate_nor_wait() -> None:
@@ -141,14 +100,8 @@ def test_stages_neither_allocate_nor_wait() -> None:
     outputs = Outputs(torch.empty(5, 3, device="cuda"), torch.empty(5, 3, dtype=torch.int8, device="cuda"))
     with torch.inference_mode():
         stages(stages.pooled(outputs), outputs)  # makes cuBLAS's workspace
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_stats()["allocation.all.allocated"]
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with nothing_allocated():
             stages(stages.pooled(outputs), outputs)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
 @pytest.mark.parametrize("alias", ["pplx-embed-context", "minilm"])

@@ -11,21 +11,21 @@ import pytest
 import torch
 
 from rose.attention.backends import load_backends
-from rose.attention.base import AttentionBackend, AttentionSpec
+from rose.attention.base import AttentionSpec
 from rose.attention.reference import reference_attention, relative_error
 from rose.attention.sdpa import SdpaAttention
 from rose.config import load_config
-from rose.device_batch import DeviceBatch, Outputs
+from rose.device_batch import Outputs
 from rose.heads.dense import dense_stages
 from rose.models import bert, gemma3, modernbert, nomic_bert, qwen3
-from rose.models.registry import Model, build_model
+from rose.models.registry import build_model
 from rose.reference import reference_vectors
-from rose.weights import WeightSource, dummy_weights
+from rose.weights import dummy_weights
+from tests.gpu.loaded_model import CUDA, LoadedModel, least_cosine, nothing_waits
 
 pytestmark = pytest.mark.gpu
 
 PRESETS = Path(__file__).resolve().parents[2] / "rose" / "presets"
-CUDA = torch.device("cuda")
 MAX_TOKENS = 1024
 ROTARY = ["nomic-embed", "modernbert-embed", "embeddinggemma"]
 # What tests/gpu/test_bert.py, test_qwen3.py and test_engine.py hold to the reference too, and the largest.
@@ -41,38 +41,8 @@ ALIASES = [
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A model with random weights, and an attention backend for the layers that see all."""
-
-    model: Model
-    weights: WeightSource
-    attention: AttentionBackend
-
-    def sequences(self, lengths: list[int], seed: int = 0) -> list[np.ndarray]:
-        rng = np.random.default_rng(seed)
-        return [rng.integers(2, self.model.config.vocab_size, length, dtype=np.int32) for length in lengths]
-
-    def batch(self, sequences: list[np.ndarray], padded_to: int, filler: int = 0) -> DeviceBatch:
-        """Padded with `filler` to `padded_to` tokens, and with one empty sequence."""
-        offsets = np.cumsum([0, *map(len, sequences), 0], dtype=np.int32)
-        ids = torch.full((padded_to,), filler, dtype=torch.int32)
-        ids[: offsets[-1]] = torch.from_numpy(np.concatenate(sequences))
-        self.attention.plan(offsets, padded_to, 0)
-        cu_seqlens = torch.from_numpy(offsets).to(CUDA)
-        return DeviceBatch(ids.to(CUDA), cu_seqlens, None, offsets, padded_to, self.attention)
-
-    def outputs(self, num_seqs: int) -> Outputs:
-        config = self.model.config
-        vectors = torch.full((num_seqs, config.dimensions), float("nan"), device=CUDA)
-        int8 = torch.full(vectors.shape, 77, dtype=torch.int8, device=CUDA) if config.quantizer else None
-        return Outputs(vectors, int8)
-
-    def run(self, sequences: list[np.ndarray], padded_to: int, filler: int = 0) -> Outputs:
-        outputs = self.outputs(len(sequences) + 1)
-        with torch.inference_mode():
-            self.model.forward(self.batch(sequences, padded_to, filler), outputs)
-        int8 = None if outputs.int8 is None else outputs.int8[:-1]
-        return Outputs(outputs.vectors[:-1], int8)
+class Loaded(LoadedModel):
+    """The same with what the reference says."""
 
     def expected(self, sequences: list[np.ndarray]) -> torch.Tensor:
         """f32[B, D] by the reference, Dense modules included."""
@@ -83,12 +53,6 @@ class Loaded:
             weight = self.weights.tensor(f"{dense.folder}/linear.weight", shape).cpu()
             expected = expected @ weight.T
         return expected
-
-
-def least_cosine(vectors: torch.Tensor, expected: torch.Tensor) -> float:
-    """Of all pairs of rows."""
-    cosines = torch.nn.functional.cosine_similarity(vectors.double().cpu(), expected.double(), dim=-1)
-    return cosines.min().item()
 
 
 def load(alias: str, dtype: torch.dtype = torch.bfloat16, ahead: bool = False, **changes: object) -> Loaded:
@@ -159,25 +123,9 @@ def test_replays_with_other_tokens_and_offsets(alias: str, pooling: str, bucket:
     Kernels of 64 tokens are launched early, those of 320 are not.
     """
     loaded = load(alias, num_layers=7, pooling=pooling)
-    if not loaded.attention.capturable:
-        pytest.skip(f"{loaded.attention.name} cannot be captured")
-    static, outputs = loaded.batch(loaded.sequences([bucket, 0, 0]), bucket), loaded.outputs(4)
-    graph = torch.cuda.CUDAGraph()
-    with torch.inference_mode():
-        loaded.model.forward(static, outputs)
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            loaded.model.forward(static, outputs)
-    for seed, lengths in enumerate([[bucket, 0, 0], [3, 5, 7], [bucket // 2] * 2 + [0], [1, 1, 1]]):
-        sequences = loaded.sequences(lengths, seed)
-        other = loaded.batch(sequences, bucket)
-        static.input_ids.copy_(other.input_ids)
-        static.cu_seqlens.copy_(other.cu_seqlens)
-        graph.replay()
-        torch.cuda.synchronize()
-        real = [row for row, length in enumerate(lengths) if length]
-        expected = loaded.expected([sequences[row] for row in real])
-        assert least_cosine(outputs.vectors[real], expected) >= 0.999
+    batches = [(bucket, 0, 0), (3, 5, 7), (bucket // 2, bucket // 2, 0), (1, 1, 1)]
+    for sequences, vectors in loaded.replayed(bucket, batches):
+        assert least_cosine(vectors, loaded.expected(sequences)) >= 0.999
 
 
 @pytest.mark.parametrize("alias", ROTARY)
@@ -187,12 +135,8 @@ def test_padding_changes_no_bit_and_nothing_waits(alias: str) -> None:
     poison_freed_memory()
     first = loaded.run(sequences, 256).vectors
     batch, outputs = loaded.batch(sequences, 256, filler=777), loaded.outputs(4)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.inference_mode():
-            loaded.model.forward(batch, outputs)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with nothing_waits(), torch.inference_mode():
+        loaded.model.forward(batch, outputs)
     assert torch.isfinite(first).all()
     assert torch.equal(outputs.vectors[:-1], first)
 
