@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import compiled_by
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 SCRIPT = Path(__file__).with_name("prebuild_kernels.py")
@@ -23,20 +22,8 @@ def summary(lines: list[str]) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def test_a_start_compiles_nothing_but_what_was_not_built_or_is_damaged(repo_root: Path, tmp_path: Path):
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(repo_root)}
-    done = subprocess.run(
-        [sys.executable, SCRIPT, tmp_path / "aot"],
-        env=environment,
-        cwd=repo_root,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
+def test_a_start_compiles_nothing_but_what_was_not_built_or_is_damaged(tmp_path: Path) -> None:
+    said = json.loads(compiled_by(SCRIPT, tmp_path / "aot", cache=tmp_path / "cache"))
     asked = summary(said["all"])[0]
     # Those for GPUs on which our products are not built either are built too.
     assert 10 < asked <= said["built"]

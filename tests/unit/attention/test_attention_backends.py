@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +15,7 @@ from rose.aot.manifest import KernelRecord, sha256_of, write_manifest
 from rose.attention import backends, fa4, flashinfer
 from rose.attention.backends import load_backends
 from rose.attention.base import AttentionSpec
+from tests.programs import output_of
 
 
 def spec_of(device: str, head_dim: int = 128) -> AttentionSpec:
@@ -204,12 +203,9 @@ def test_head_dim_32_asks_flashinfer_for_nothing(tmp_path: Path, caplog: pytest.
     assert "flashinfer" not in caplog.text
 
 
-def test_importing_the_policy_imports_no_kernel_package(repo_root: Path) -> None:
+def test_importing_the_policy_imports_no_kernel_package() -> None:
     code = (
         "import sys, rose.attention.policy\n"
         "print([name for name in ('flashinfer', 'flash_attn', 'tvm_ffi') if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=repo_root, check=True
-    )
-    assert done.stdout.strip() == "[]"
+    assert output_of("-c", code).strip() == "[]"

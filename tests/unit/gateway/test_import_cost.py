@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+from tests.programs import output_of
 
 MAX_CPU_S = 0.7
 SCRIPT = """
@@ -15,11 +13,8 @@ print(time.process_time() - started_s, "torch" in sys.modules)
 """
 
 
-def test_import_of_the_gateway(repo_root: Path) -> None:
+def test_import_of_the_gateway() -> None:
     """CPU seconds, so that a busy machine does not fail it; 0.3 s where it was written."""
-    run = subprocess.run(
-        [sys.executable, "-c", SCRIPT], cwd=repo_root, capture_output=True, text=True, check=True, timeout=60
-    )
-    cpu_s, torch = run.stdout.split()
+    cpu_s, torch = output_of("-c", SCRIPT).split()
     assert torch == "False"
     assert float(cpu_s) <= MAX_CPU_S

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import torch
 
 from rose.kernels import dispatch
+from tests.programs import output_of
 
 PROGRAM = """
 import pkgutil, sys
@@ -26,16 +23,8 @@ assert torch.allclose(out, torch.tensor([[3.0, 4.0]]) / 12.5**0.5)
 """
 
 
-def test_plain_versions_need_no_triton(repo_root: Path):
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=repo_root,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+def test_plain_versions_need_no_triton() -> None:
+    output_of("-c", PROGRAM)
 
 
 def test_cpu_tensors_take_the_plain_version():

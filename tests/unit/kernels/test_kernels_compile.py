@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import compiled_by
 
 SCRIPT = Path(__file__).with_name("compile_for_hopper.py")
 
@@ -24,19 +23,7 @@ def compiled(repo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Varia
 
 
 def compile_for_hopper(repo_root: Path, cache: Path, plans: str) -> Variants:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(repo_root)}
-    done = subprocess.run(
-        [sys.executable, SCRIPT, repo_root / "rose" / "presets", plans],
-        env=environment,
-        cwd=repo_root,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: Variants = json.loads(done.stdout)
+    found: Variants = json.loads(compiled_by(SCRIPT, repo_root / "rose" / "presets", plans, cache=cache))
     return found
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from rose import model_source
 from rose.errors import ModelLoadError
 from rose.model_aliases import ALIASES, PACKAGES, alias_of
 from rose.model_source import PRESETS, resolve
+from tests.programs import output_of
 
 
 def make_folder(path: Path, *files: str) -> Path:
@@ -122,12 +121,4 @@ def test_resolving_a_folder_imports_neither_torch_nor_the_hub_client(tmp_path: P
         f"import sys; from rose.model_source import resolve; resolve({str(folder)!r});"
         "print({'torch', 'huggingface_hub'} & set(sys.modules))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(model_source.__file__).parents[1],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout.strip() == "set()"
+    assert output_of("-c", code).strip() == "set()"
