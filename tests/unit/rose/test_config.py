@@ -9,67 +9,11 @@ from pathlib import Path
 import pytest
 
 from rose.config import Dense, ModelConfig, load_config
-from rose.errors import ModelLoadError
+from tests.unit.rose.config_folders import BERT, QWEN3, ST, model_folder, refusal_of
 
 PRESETS = Path(__file__).resolve().parents[3] / "rose" / "presets"
-BERT = {
-    "architectures": ["BertModel"],
-    "model_type": "bert",
-    "hidden_act": "gelu",
-    "hidden_size": 60,
-    "intermediate_size": 92,
-    "layer_norm_eps": 1e-12,
-    "max_position_embeddings": 64,
-    "num_attention_heads": 5,
-    "num_hidden_layers": 3,
-    "pad_token_id": 0,
-    "type_vocab_size": 2,
-    "vocab_size": 101,
-}
-QWEN3 = {
-    "architectures": ["PPLXQwen3Model"],
-    "model_type": "bidirectional_pplx_qwen3",
-    "use_bidirectional_attention": True,
-    "hidden_act": "silu",
-    "hidden_size": 48,
-    "head_dim": 16,
-    "intermediate_size": 80,
-    "max_position_embeddings": 64,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"},
-    "tie_word_embeddings": True,
-    "vocab_size": 101,
-}
-ST = "sentence_transformers.models."
 MODERNBERT_WINDOWS = (*(None, 64, 64) * 7, None)
 TODAY = "sentence_transformers.sentence_transformer.modules.pooling."
-
-
-def _folder(path: Path, config: object, modules: list[str] | None = None, pooling: object = None) -> Path:
-    """A model folder without weights; `modules` are class paths."""
-    (path / "config.json").write_text(json.dumps(config))
-    if modules is not None:
-        paths = {"Pooling": "1_Pooling", "Normalize": "2_Normalize"}
-        entries = [
-            {"idx": idx, "name": str(idx), "path": paths.get(kind.rpartition(".")[2], ""), "type": kind}
-            for idx, kind in enumerate(modules)
-        ]
-        (path / "modules.json").write_text(json.dumps(entries))
-    if pooling is not None:
-        (path / "1_Pooling").mkdir()
-        (path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    return path
-
-
-def _refusal(path: Path) -> str:
-    with pytest.raises(ModelLoadError) as raised:
-        load_config(path)
-    message = str(raised.value)
-    assert "\n" not in message and str(path) in message
-    return message
 
 
 def _embeds(
@@ -139,7 +83,7 @@ def test_packaged_minilm_reads_as_its_preset() -> None:
 )
 def test_both_spellings_of_pooling(tmp_path: Path, pooling: object, expected: str) -> None:
     modules = ["sentence_transformers.base.modules.transformer.Transformer", TODAY + "Pooling"]
-    config = load_config(_folder(tmp_path, BERT, modules, pooling))
+    config = load_config(model_folder(tmp_path, BERT, modules, pooling))
     assert (config.pooling, config.normalize) == (expected, False)
 
 
@@ -153,12 +97,12 @@ def test_both_spellings_of_pooling(tmp_path: Path, pooling: object, expected: st
     ],
 )
 def test_other_poolings_are_refused(tmp_path: Path, pooling: object, named: str) -> None:
-    assert named in _refusal(_folder(tmp_path, BERT, [ST + "Transformer", ST + "Pooling"], pooling))
+    assert named in refusal_of(model_folder(tmp_path, BERT, [ST + "Transformer", ST + "Pooling"], pooling))
 
 
 def test_decoders_pool_one_token_or_the_mean(tmp_path: Path) -> None:
-    folder = _folder(tmp_path, QWEN3, [ST + "Transformer", ST + "Pooling"], {"pooling_mode": "max"})
-    assert "pooling max" in _refusal(folder)
+    folder = model_folder(tmp_path, QWEN3, [ST + "Transformer", ST + "Pooling"], {"pooling_mode": "max"})
+    assert "pooling max" in refusal_of(folder)
 
 
 @pytest.mark.parametrize(
@@ -175,12 +119,12 @@ def test_decoders_pool_one_token_or_the_mean(tmp_path: Path) -> None:
     ],
 )
 def test_modules_that_would_be_skipped_are_refused(tmp_path: Path, modules: list[str], named: str) -> None:
-    assert named in _refusal(_folder(tmp_path, BERT, modules, {"pooling_mode": "mean"}))
+    assert named in refusal_of(model_folder(tmp_path, BERT, modules, {"pooling_mode": "mean"}))
 
 
 def test_pplx_pipeline_quantises_and_does_not_normalise(tmp_path: Path) -> None:
     modules = [ST + "Transformer", ST + "Pooling", "st_quantize.FlexibleQuantizer"]
-    config = load_config(_folder(tmp_path, QWEN3, modules, {"pooling_mode_mean_tokens": True}))
+    config = load_config(model_folder(tmp_path, QWEN3, modules, {"pooling_mode_mean_tokens": True}))
     assert (config.quantizer, config.normalize, config.causal) == ("tanh_int8", False, False)
     assert (config.head_dim, config.num_kv_heads, config.rope_theta) == (16, 2, 1e6)
 
@@ -197,18 +141,18 @@ def test_pplx_pipeline_quantises_and_does_not_normalise(tmp_path: Path) -> None:
 )
 def test_both_spellings_of_rope(tmp_path: Path, spelling: dict[str, object], theta: float) -> None:
     plain = {key: value for key, value in QWEN3.items() if key != "rope_parameters"}
-    assert load_config(_folder(tmp_path, plain | spelling)).rope_theta == theta
+    assert load_config(model_folder(tmp_path, plain | spelling)).rope_theta == theta
 
 
 def test_the_class_decides_without_modules(tmp_path: Path) -> None:
-    config = load_config(_folder(tmp_path, BERT))
+    config = load_config(model_folder(tmp_path, BERT))
     assert (config.task, config.pooling, config.normalize, config.quantizer) == ("embed", "mean", False, None)
 
 
 def test_auto_map_names_the_class_if_architectures_do_not(tmp_path: Path) -> None:
     fields = QWEN3 | {"architectures": None, "auto_map": {"AutoModel": "modeling.PPLXQwen3ContextualModel"}}
     fields["sep_token_id"] = 100
-    config = load_config(_folder(tmp_path, fields))
+    config = load_config(model_folder(tmp_path, fields))
     assert (config.pooling, config.quantizer) == ("mean", "tanh_int8")
 
 
@@ -219,12 +163,12 @@ def test_pplx_embed_sees_everything_whatever_its_file_says(
 ) -> None:
     fields = {key: value for key, value in QWEN3.items() if key != "use_bidirectional_attention"}
     fields |= {"architectures": [name], "sep_token_id": 100} | flags
-    assert not load_config(_folder(tmp_path, fields)).causal
+    assert not load_config(model_folder(tmp_path, fields)).causal
 
 
 def test_roberta_positions_start_past_the_padding_id(tmp_path: Path) -> None:
     fields = BERT | {"architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta", "pad_token_id": 1}
-    config = load_config(_folder(tmp_path, fields))
+    config = load_config(model_folder(tmp_path, fields))
     assert (config.position_offset, config.max_model_len) == (2, 62)
 
 
@@ -240,16 +184,16 @@ def test_roberta_positions_start_past_the_padding_id(tmp_path: Path) -> None:
 def test_the_smallest_declared_length_holds(
     tmp_path: Path, file: str, fields: dict[str, object], expected: int
 ) -> None:
-    folder = _folder(tmp_path, BERT)
+    folder = model_folder(tmp_path, BERT)
     (folder / file).write_text(json.dumps(fields))
     assert load_config(folder).max_model_len == expected
 
 
 @pytest.mark.parametrize("length", ["many", 0, -1, 2.5, math.nan])
 def test_a_declared_length_that_is_none_is_refused(tmp_path: Path, length: object) -> None:
-    folder = _folder(tmp_path, BERT)
+    folder = model_folder(tmp_path, BERT)
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": length}))
-    assert "sentence_bert_config.json: max_seq_length is " in _refusal(folder)
+    assert "sentence_bert_config.json: max_seq_length is " in refusal_of(folder)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +214,7 @@ def test_a_declared_length_that_is_none_is_refused(tmp_path: Path, length: objec
     ],
 )
 def test_bert_fields_that_are_not_supported(tmp_path: Path, changes: dict[str, object], named: str) -> None:
-    assert named in _refusal(_folder(tmp_path, BERT | changes))
+    assert named in refusal_of(model_folder(tmp_path, BERT | changes))
 
 
 @pytest.mark.parametrize(
@@ -287,23 +231,23 @@ def test_bert_fields_that_are_not_supported(tmp_path: Path, changes: dict[str, o
     ],
 )
 def test_qwen3_fields_that_are_not_supported(tmp_path: Path, changes: dict[str, object], named: str) -> None:
-    assert named in _refusal(_folder(tmp_path, QWEN3 | changes))
+    assert named in refusal_of(model_folder(tmp_path, QWEN3 | changes))
 
 
 def test_files_that_are_missing_or_damaged(tmp_path: Path) -> None:
-    assert "config.json is missing" in _refusal(tmp_path)
+    assert "config.json is missing" in refusal_of(tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": [')
-    assert "cannot be read" in _refusal(tmp_path)
+    assert "cannot be read" in refusal_of(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    assert "not a JSON object" in _refusal(tmp_path)
-    _folder(tmp_path, BERT, [ST + "Transformer", ST + "Pooling"])
-    assert "1_Pooling" in _refusal(tmp_path)
+    assert "not a JSON object" in refusal_of(tmp_path)
+    model_folder(tmp_path, BERT, [ST + "Transformer", ST + "Pooling"])
+    assert "1_Pooling" in refusal_of(tmp_path)
     (tmp_path / "modules.json").write_text("{}")
-    assert "modules.json" in _refusal(tmp_path)
+    assert "modules.json" in refusal_of(tmp_path)
 
 
 def test_config_cannot_be_changed(tmp_path: Path) -> None:
-    config = load_config(_folder(tmp_path, BERT))
+    config = load_config(model_folder(tmp_path, BERT))
     assert isinstance(config, ModelConfig)
     with pytest.raises(AttributeError):
         config.hidden_size = 1  # type: ignore[misc]
@@ -311,7 +255,7 @@ def test_config_cannot_be_changed(tmp_path: Path) -> None:
 
 def _dense_folder(path: Path, *layers: dict[str, object]) -> Path:
     """A mean-pooling BERT of 60 features with these Dense modules and a Normalize at its end."""
-    _folder(path, BERT, None, {"pooling_mode": "mean"})
+    model_folder(path, BERT, None, {"pooling_mode": "mean"})
     names = ["", "1_Pooling", *(f"{index}_Dense" for index in range(2, 2 + len(layers))), "9_Normalize"]
     kinds = ["Transformer", "Pooling", *["Dense"] * len(layers), "Normalize"]
     modules = [{"path": name, "type": ST + kind} for name, kind in zip(names, kinds, strict=True)]
@@ -348,57 +292,17 @@ def test_dense_modules_are_read_in_order(tmp_path: Path) -> None:
     ],
 )
 def test_dense_modules_that_are_not_supported(tmp_path: Path, layer: dict[str, object], named: str) -> None:
-    assert named in _refusal(_dense_folder(tmp_path, layer))
+    assert named in refusal_of(_dense_folder(tmp_path, layer))
 
 
 def test_prompts_are_those_of_the_folder(tmp_path: Path) -> None:
-    folder = _folder(tmp_path, BERT)
+    folder = model_folder(tmp_path, BERT)
     assert (load_config(folder).prompts, load_config(folder).default_prompt_name) == ({}, None)
     prompts = {"query": "Represent this: ", "document": ""}
     file = folder / "config_sentence_transformers.json"
     file.write_text(json.dumps({"prompts": prompts, "default_prompt_name": "query"}))
     assert (load_config(folder).prompts, load_config(folder).default_prompt_name) == (prompts, "query")
     file.write_text(json.dumps({"prompts": prompts, "default_prompt_name": "passage"}))
-    assert "passage" in _refusal(folder)
+    assert "passage" in refusal_of(folder)
     file.write_text(json.dumps({"prompts": ["query"]}))
-    assert "prompts" in _refusal(folder)
-
-
-FP8 = {
-    "quant_method": "compressed-tensors",
-    "format": "float-quantized",
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True},
-            "input_activations": {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True},
-        }
-    },
-}
-GROUP = FP8["config_groups"]["group_0"]
-
-
-def test_fp8_weights_are_known_by_their_layout(tmp_path: Path) -> None:
-    assert load_config(_folder(tmp_path, QWEN3 | {"quantization_config": FP8})).fp8_weights
-    assert not load_config(_folder(tmp_path, QWEN3)).fp8_weights
-
-
-@pytest.mark.parametrize(
-    ("quantization", "named"),
-    [
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "quant_method 'fp8'"),
-        ({"quant_method": "gptq", "bits": 4}, "quant_method 'gptq'"),
-        ({"bits": 4}, "quant_method None"),
-        ("fp8", "quantization_config is not an object"),
-        (FP8 | {"format": "pack-quantized"}, "format 'pack-quantized'"),
-        (FP8 | {"config_groups": {"a": {"weights": GROUP["weights"] | {"num_bits": 4}}}}, "num_bits 4"),
-        (FP8 | {"config_groups": {"a": {"weights": GROUP["weights"] | {"strategy": "block"}}}}, "'block'"),
-        (FP8 | {"config_groups": {"a": {"weights": {"strategy": "channel"}}}}, "type 'int'"),
-        (FP8 | {"config_groups": {"a": {"weights": None}}}, "weights of a is not an object"),
-        (FP8 | {"config_groups": []}, "config_groups is not an object"),
-    ],
-)
-def test_other_quantized_weights_are_refused_by_name(
-    tmp_path: Path, quantization: object, named: str
-) -> None:
-    assert named in _refusal(_folder(tmp_path, QWEN3 | {"quantization_config": quantization}))
+    assert "prompts" in refusal_of(folder)
