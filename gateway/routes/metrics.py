@@ -101,6 +101,26 @@ def _scheduler(page: Page, metrics: SchedulerMetrics) -> None:
         ("rate_tokens_per_second", "Measured rate of the engine.", metrics.tokens_per_s),
     ):
         page.gauge(f"tulip_{name}", meaning, value)
+    _jobs(page, metrics)
+    for name, meaning, value in (
+        ("batches_total", "Batches launched.", metrics.batches),
+        ("batches_failed_total", "Batches that failed.", metrics.batches_failed),
+        ("batches_halved_total", "Batches run in halves because memory was short.", metrics.batches_halved),
+        ("sequences_total", "Sequences launched.", metrics.seqs),
+        ("tokens_total", "Tokens launched, padding excluded.", metrics.tokens),
+    ):
+        page.counter(f"tulip_{name}", meaning, value)
+    for name, meaning, histogram, scale in (
+        ("step_duration_seconds", "Device time of a batch.", metrics.step_ms, 1e-3),
+        ("queue_duration_seconds", "Wait of a completed job until its launch.", metrics.queue_ms, 1e-3),
+        ("batch_tokens", "Tokens of a batch.", metrics.tokens_per_batch, 1),
+        ("batch_sequences", "Sequences of a batch.", metrics.seqs_per_batch, 1),
+    ):
+        page.histogram(f"tulip_{name}", meaning, [({}, _counts(histogram, scale))])
+
+
+def _jobs(page: Page, metrics: SchedulerMetrics) -> None:
+    page.counter("tulip_jobs_accepted_total", "Jobs accepted.", metrics.accepted)
     page.family(
         "tulip_jobs_ended_total",
         "counter",
@@ -116,22 +136,6 @@ def _scheduler(page: Page, metrics: SchedulerMetrics) -> None:
         "Jobs not accepted: too much waited, or nothing new is taken.",
         [({"reason": "full"}, metrics.refused_full), ({"reason": "closed"}, metrics.refused_closed)],
     )
-    for name, meaning, value in (
-        ("jobs_accepted_total", "Jobs accepted.", metrics.accepted),
-        ("batches_total", "Batches launched.", metrics.batches),
-        ("batches_failed_total", "Batches that failed.", metrics.batches_failed),
-        ("batches_halved_total", "Batches run in halves because memory was short.", metrics.batches_halved),
-        ("sequences_total", "Sequences launched.", metrics.seqs),
-        ("tokens_total", "Tokens launched, padding excluded.", metrics.tokens),
-    ):
-        page.counter(f"tulip_{name}", meaning, value)
-    for name, meaning, histogram, scale in (
-        ("step_duration_seconds", "Device time of a batch.", metrics.step_ms, 1e-3),
-        ("queue_duration_seconds", "Wait of a completed job until its launch.", metrics.queue_ms, 1e-3),
-        ("batch_tokens", "Tokens of a batch.", metrics.tokens_per_batch, 1),
-        ("batch_sequences", "Sequences of a batch.", metrics.seqs_per_batch, 1),
-    ):
-        page.histogram(f"tulip_{name}", meaning, [({}, _counts(histogram, scale))])
 
 
 def _engine(page: Page, stats: Mapping[str, Any]) -> None:
