@@ -29,7 +29,7 @@ from gateway.listening import ListenError, ListenOptions, take_port
 from gateway.options import GatewayOptions
 from gateway.process import beside, ended_within, leave, quiet_collector, set_up_logging
 from gateway.startup import Port
-from gateway.tokenization.base import Tokenizer
+from gateway.tokenization.late import LateTokenizer
 from gateway.tokenization.loading import load_tokenizer
 from gateway.verification_texts import TEXTS
 from rose import flags as rose_flags
@@ -176,7 +176,7 @@ def load(options: ServerOptions, folder: ModelFolder) -> Engine:
     return load_engine(folder.path, options.engine, dummy=dummy, model_name=folder.name)
 
 
-def find_tokenizer(options: ServerOptions, folder: ModelFolder) -> Tokenizer | None:
+def find_tokenizer(options: ServerOptions, folder: ModelFolder) -> LateTokenizer | None:
     """The named tokenizer, or the folder's; None if there is neither."""
     path = options.tokenizer or folder.path / "tokenizer.json"
     if options.tokenizer is None and not path.is_file():
@@ -252,20 +252,26 @@ class Server:
         ready_s = time.perf_counter() - STARTED_S
         lines = announcement(options.gateway, engine.info, self._port, text=tokenizer is not None)
         print(f"ready after {ready_s:.1f} s {lines}", flush=True)
+        if tokenizer is not None:
+            tokenizer.start()
         return engine, batcher, app
 
     def _application(
-        self, folder: ModelFolder, tokenizer: Tokenizer | None, engine: Engine, batcher: Batcher
+        self, folder: ModelFolder, tokenizer: LateTokenizer | None, engine: Engine, batcher: Batcher
     ) -> web.Application:
         static: dict[str, object] = {"version": VERSION, "origin": folder.origin}
         static["settings"] = describe(self._options)
-        static["tokenizer"] = None if tokenizer is None else tokenizer.backend
         return create_app(
             self._options.gateway,
             batcher,
             engine.info,
             tokenizer,
-            describe=lambda: {**static, "revision": folder.revision, "engine": engine.stats()},
+            describe=lambda: {
+                **static,
+                "tokenizer": None if tokenizer is None else tokenizer.backend,
+                "revision": folder.revision,
+                "engine": engine.stats(),
+            },
             engine_stats=engine.stats,
             tracing=self._tracing,
         )
@@ -320,11 +326,14 @@ def verify(argv: Sequence[str]) -> int:
         folder = resolve(args.model, args.load_format)
         path = folder.path / "tokenizer.json"
         tokenizer = load_tokenizer(path) if path.is_file() else None
+        if tokenizer is not None:
+            tokenizer.start()
         engine = load_engine(
             folder.path, rose_flags.engine_options(args), dummy=False, model_name=folder.name
         )
         oracle = TransformersOracle(folder.path, load_config(folder.path))
-        findings = verification.verify(TEXTS, tokenizer, engine, oracle)
+        compared = None if tokenizer is None else tokenizer.wait()
+        findings = verification.verify(TEXTS, compared, engine, oracle)
     except (ModelLoadError, EngineError) as error:
         return failed(error)
     wanted = verification.criterion(engine.info, args)

@@ -38,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     library = Library.from_file(str(args.tokenizer))
+    library.no_truncation()
+    library.no_padding()
     reference = HuggingFaceTokenizer.from_file(args.tokenizer)
     try:
         ours = compiled(reference)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.tokenization.base import Tokenizer
 from gateway.tokenization.huggingface import HuggingFaceTokenizer
+from gateway.tokenization.late import LateTokenizer
 from gateway.tokenization.unsupported import UnsupportedError
 
 if TYPE_CHECKING:
@@ -16,13 +17,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a tokenizer.json, its code compiled or loaded; seconds when it is compiled.
+def load_tokenizer(path: Path) -> LateTokenizer:
+    """The tokenizer of a tokenizer.json. Its kernel is made or loaded when it is started.
 
     Raises:
         ModelLoadError: the file is missing or is not one that the library reads.
     """
     reference = HuggingFaceTokenizer.from_file(path)
+    return LateTokenizer(reference, lambda: fastest(reference, path))
+
+
+def fastest(reference: HuggingFaceTokenizer, path: Path) -> Tokenizer:
+    """A compiled tokeniser that gives the ids of `reference`, else this; `path`: where it is from, to log."""
     try:
         return compiled(reference)
     except (UnsupportedError, ImportError) as reason:
@@ -61,4 +67,8 @@ def _kernel(file: dict[str, Any]) -> Kernel:
         from gateway.tokenization.bpe import read_bpe
 
         return read_bpe(file)
+    if model == "WordPiece":
+        from gateway.tokenization.wordpiece import read_wordpiece
+
+        return read_wordpiece(file)
     raise UnsupportedError(f"a {model} model")

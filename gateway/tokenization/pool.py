@@ -28,7 +28,7 @@ class TokenizerPool:
 
     def __init__(self, tokenizer: Tokenizer, threads: int, inline_chars: int) -> None:
         self._tokenizer = tokenizer
-        self._inline_chars = inline_chars * tokenizer.speedup
+        self._inline_chars = inline_chars
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
 
     @property
@@ -48,7 +48,7 @@ class TokenizerPool:
 
     async def encode(self, texts: Sequence[str], max_tokens: int | None = None) -> list[Int32]:
         """Ids of each text, i32[n], special tokens included, not padded. max_tokens: as Tokenizer.encode."""
-        if sum(map(len, texts)) <= self._inline_chars:
+        if sum(map(len, texts)) <= self._inline_chars * self._tokenizer.speedup:
             return self._tokenizer.encode(texts, max_tokens)
         loop = asyncio.get_running_loop()
         calls = [

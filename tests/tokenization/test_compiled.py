@@ -6,13 +6,18 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer as Library
+from tokenizers import models
 
 from gateway.tokenization import bench
-from gateway.tokenization.kernels import bpe, jit, unigram
+from gateway.tokenization.base import Tokenizer
+from gateway.tokenization.kernels import bpe, jit, unigram, wordpiece
+from gateway.tokenization.late import LateTokenizer
 from gateway.tokenization.loading import compiled, load_tokenizer
 from gateway.tokenization.unsupported import UnsupportedError
 from tests.tokenization.exact import vocabulary
@@ -25,15 +30,20 @@ from pathlib import Path
 {before}
 import gateway.tokenization.loading as loading
 assert sys.modules.get("numba") is None
-tokenizer = loading.load_tokenizer(Path(sys.argv[1]))
+late = loading.load_tokenizer(Path(sys.argv[1]))
+assert late.backend == "tokenizers"
+late.start()
+tokenizer = late.wait()
+assert late.backend == tokenizer.backend
 print(tokenizer.backend, *tokenizer.encode(["The lazy dog"])[0])
+{after}
 """
 
 
-def start(file: Path, cache: Path, before: str = "") -> str:
+def start(file: Path, cache: Path, before: str = "", after: str = "") -> str:
     """What a new process prints of a tokenizer.json."""
     run = subprocess.run(
-        [sys.executable, "-c", START.format(before=before), str(file)],
+        [sys.executable, "-c", START.format(before=before, after=after), str(file)],
         cwd=Path(__file__).resolve().parents[2],
         env={**os.environ, "XDG_CACHE_HOME": str(cache)},
         capture_output=True,
@@ -107,6 +117,33 @@ def test_threads_share_a_tokenizer(form: str) -> None:
         assert [row.tolist() for row in own] == [row.tolist() for row in library.encode(job)]
 
 
+def test_the_library_serves_until_a_kernel_is_made(t5: Path) -> None:
+    library, gate = reference(t5.read_text()), threading.Event()
+
+    def make() -> Tokenizer:
+        assert gate.wait(60)
+        return compiled(library)
+
+    late = LateTokenizer(library, make)
+    literal = late.literal()
+    late.start()
+    texts = ["a <s> b", "The lazy dog"]
+    before = [row.tolist() for row in late.encode(texts)]
+    assert (late.backend, literal.backend) == ("tokenizers", "tokenizers")
+    gate.set()
+    assert late.wait().backend == literal.wait().backend == "unigram"
+    assert [row.tolist() for row in late.encode(texts)] == before
+    assert [row.tolist() for row in literal.encode(texts)] == [
+        row.tolist() for row in library.literal().encode(texts)
+    ]
+
+
+def test_what_needs_no_kernel_imports_no_numba(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(Library(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]")).to_str())
+    assert start(path, tmp_path, after='assert "numba" not in sys.modules').startswith("tokenizers (")
+
+
 @pytest.mark.parametrize("form", ["t5", "qwen"])
 def test_lone_surrogates_fail_as_with_the_library(form: str) -> None:
     library = reference(file_of(form))
@@ -117,7 +154,13 @@ def test_lone_surrogates_fail_as_with_the_library(form: str) -> None:
 
 
 def test_nothing_is_compiled_by_a_request() -> None:
-    for form, kernel in (("t5", unigram), ("mbart", unigram), ("qwen", bpe), ("gpt-2", bpe)):
+    for form, kernel in (
+        ("t5", unigram),
+        ("mbart", unigram),
+        ("qwen", bpe),
+        ("gpt-2", bpe),
+        ("cased", wordpiece),
+    ):
         ours = compiled(reference(file_of(form)))
         ours.encode(["", "é" * 3000, "x" * 100_000, "<s>", "字 " * 900] * 30, 7)
         assert len(kernel.encode.signatures) == 1  # type: ignore[attr-defined]
@@ -129,6 +172,8 @@ def test_nothing_is_compiled_by_a_request() -> None:
         ("t5", {"normalizer": {"type": "Lowercase"}}),
         ("t5", {"pre_tokenizer": {"type": "Whitespace"}}),
         ("qwen", {"normalizer": {"type": "NFKC"}}),
+        ("cased", {"normalizer": {"type": "Lowercase"}}),
+        ("cased", {"pre_tokenizer": {"type": "Whitespace"}}),
         ("qwen", {"pre_tokenizer": {"type": "Whitespace"}}),
         (
             "gpt-2",
@@ -151,7 +196,9 @@ def test_what_no_kernel_does_is_left_to_the_library(
         compiled(library)
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(library.describe()))
-    assert load_tokenizer(path).backend.startswith("tokenizers (")
+    late = load_tokenizer(path)
+    late.start()
+    assert late.wait().backend.startswith("tokenizers (")
 
 
 def test_the_benchmark_prints_a_line_a_length(

@@ -66,6 +66,14 @@ def test_corpora_in_many_languages(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_every_byte_behind_words(form: str) -> None:
+    """Also bytes that no word has, where a search must end."""
+    ours, library = both(form)
+    words = vocabulary(library)[::40]
+    assert_same(ours, library, [chr(byte).join([word, word]) for word in words for byte in range(0, 256, 5)])
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("max_tokens", [None, 7, 600])
 def test_words_longer_than_any_buffer(form: str, max_tokens: int | None) -> None:
     """What is sure of such a word is written before its end is read."""

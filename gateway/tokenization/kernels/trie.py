@@ -14,6 +14,8 @@ from gateway.tokenization.kernels.arrays import Bytes, Int64, UInt8, signed, uns
 from gateway.tokenization.kernels.jit import entry, inner
 from rose.batch import Int32
 
+# What marks node 0 as taken, but as no child by any byte.
+_ROOT = 0xFF
 _LABEL, _IS_NODE, _ID_AT, _BASE_AT = 0x1FF, 0x100, 9, 33
 _ID = (1 << (_BASE_AT - _ID_AT)) - 1
 MAX_IDS = _ID
@@ -43,7 +45,7 @@ def _build(text: Bytes, bounds: Int64, values: Int32) -> Int64:
     """The double array of sorted, distinct keys, widest nodes of a level first come first placed."""
     nodes = np.zeros(4096, np.int64)
     is_base = np.zeros(4096, np.int64)
-    nodes[0] = _IS_NODE
+    nodes[0] = _ROOT
     # Nodes whose children are still to be placed: node, first key, end of keys, depth.
     waiting = np.empty((len(text) + 2, 4), np.int64)
     waiting[0, 0], waiting[0, 1], waiting[0, 2], waiting[0, 3] = 0, 0, len(bounds) - 1, 0

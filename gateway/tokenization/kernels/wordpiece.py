@@ -1,0 +1,238 @@
+"""WordPiece from raw text to ids in one pass: normalise, split into words, and the longest pieces of each.
+
+What BERT's normalizer and pre-tokenizer make of a character does not depend on its neighbours, so it is a
+string by code point, in which a space parts words: of "É" it is "e", of "," it is " , ". The library is asked
+for these strings, 256 at a time, when a text first has one of the characters.
+Source: Wu et al. 2016, arXiv 1609.08144; the `tokenizers` library, normalizers/bert and models/wordpiece.
+"""
+
+from __future__ import annotations
+
+import threading
+import unicodedata
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers.normalizers import Normalizer
+from tokenizers.pre_tokenizers import PreTokenizer
+
+from gateway.tokenization.kernels.arrays import (
+    BLOCK,
+    BLOCK_SIZE,
+    CURSOR,
+    IDS,
+    NUM_BLOCKS,
+    OK,
+    OWN,
+    REFER,
+    ROOM,
+    STATE,
+    Bytes,
+    Int64,
+    UInt8,
+    signed,
+)
+from gateway.tokenization.kernels.jit import array_at, entry, inner
+from gateway.tokenization.kernels.texts import LIMIT, OUT, begin_text, end_text
+from gateway.tokenization.kernels.trie import child_of, id_of, starts_key
+from gateway.tokenization.kernels.utf8 import code_point, width
+from gateway.tokenization.kernels.words import MAX_WORD, find, hash_of, recall, remember
+from rose.batch import Int32
+
+# Places in the rules. MAX_CHARS: a longer word is the UNKNOWN_ID.
+UNKNOWN_ID, MAX_CHARS = range(2)
+# Length of a string in the pool that says that the character is not for this kernel.
+REFERRED = 255
+_POOL_BYTES = 16  # for each code point; strings take 5 on average if all are asked for
+_SPACE = 0x20
+
+
+class Tables(NamedTuple):
+    """places: i32[0x110000], by code point, where in the pool its string is; 0: not known yet.
+
+    pool: u8[m], the length of a string, then the string. plain: u8[128], what an ASCII character becomes, if
+    that is one byte inside a word; else 0. leads: u8[256] and added: trie, of tokens that are cut out of the
+    text. pieces: trie. prefix: u8[p], of pieces that go on with a word. rules: i64[2].
+    """
+
+    places: Int32
+    pool: UInt8
+    plain: UInt8
+    leads: UInt8
+    added: Int64
+    pieces: Int64
+    prefix: UInt8
+    rules: Int64
+
+
+_PLACES, _POOL, _PLAIN, _LEADS, _ADDED, _PIECES, _PREFIX, _RULES, _WORD, _WORDS = range(OWN, OWN + 10)
+_MISSING = 2
+
+
+class Classifier:
+    """Fills in the strings of code points. reorders: the normalizer puts marks in order, and drops most."""
+
+    def __init__(self, normalizer: Normalizer, pre_tokenizer: PreTokenizer, *, reorders: bool) -> None:
+        self.places: Int32 = np.zeros(NUM_BLOCKS * BLOCK_SIZE, np.int32)
+        self.pool: UInt8 = np.empty(NUM_BLOCKS * BLOCK_SIZE * _POOL_BYTES, np.uint8)
+        self._normalizer, self._pre_tokenizer, self._reorders = normalizer, pre_tokenizer, reorders
+        self._used = 1
+        self._lock = threading.Lock()
+        self.classify(0)
+
+    def classify(self, block: int) -> None:
+        """Fill in the 256 code points from 256 * block on. Safe to run twice."""
+        start = block * BLOCK_SIZE
+        with self._lock:
+            if self.places[start]:
+                return
+            records = [self._record(point) for point in range(start, start + BLOCK_SIZE)]
+            ends = self._used + np.cumsum([len(record) for record in records])
+            self.pool[self._used : ends[-1]] = np.frombuffer(b"".join(records), np.uint8)
+            # The first last: it says that the block is here.
+            self.places[start + 1 : start + BLOCK_SIZE] = ends[:-1]
+            self.places[start] = self._used
+            self._used = int(ends[-1])
+
+    def _record(self, point: int) -> bytes:
+        char = chr(point)
+        if 0xD800 <= point < 0xE000:
+            return bytes([REFERRED])
+        between = " ".join(
+            word
+            for word, _ in self._pre_tokenizer.pre_tokenize_str(self._normalizer.normalize_str(f"x{char}x"))
+        )
+        made = between[1:-1].encode()
+        # Marks that stay, and characters that may be marks to the library, can change places.
+        moves = made and (unicodedata.combining(char) or unicodedata.category(char) == "Cn")
+        return bytes([REFERRED]) if moves and self._reorders else bytes([len(made)]) + made
+
+    def plain(self, leads: UInt8) -> UInt8:
+        """See Tables; nothing is plain that may begin an added token."""
+        plain = np.zeros(128, np.uint8)
+        for point in range(128):
+            place = self.places[point]
+            if self.pool[place] == 1 and self.pool[place + 1] != _SPACE and not leads[point]:
+                plain[point] = self.pool[place + 1]
+        return plain
+
+
+@inner
+def _pieces(memory: Int64, stop: int, out: int) -> int:
+    """Ids of the word's bytes up to `stop` to ids[out:]; gives the end of them, or -1 if there is no room."""
+    word, ids = array_at(memory, _WORD, np.uint8), array_at(memory, IDS, np.int32)
+    trie, prefix = array_at(memory, _PIECES, np.int64), array_at(memory, _PREFIX, np.uint8)
+    first, here = out, 0
+    while here < stop:
+        node = trie[0]
+        if here > 0:
+            for at in range(len(prefix)):
+                node = child_of(trie, node, signed(prefix[at]))
+        at, end, longest = here, here, -1
+        while at < stop and node != 0:
+            node = child_of(trie, node, signed(word[at]))
+            at += 1
+            if node != 0 and id_of(node) >= 0:
+                longest, end = id_of(node), at
+        if out >= len(ids):
+            return -1
+        if longest < 0:
+            ids[first] = array_at(memory, _RULES, np.int64)[UNKNOWN_ID]
+            return first + 1
+        ids[out] = longest
+        out += 1
+        here = end
+    return out
+
+
+@inner
+def _end_word(memory: Int64, stop: int, chars: int) -> int:
+    """Write the ids of the word's bytes up to `stop`. Gives OK or ROOM."""
+    state, word = array_at(memory, STATE, np.int64), array_at(memory, _WORD, np.uint8)
+    ids, rules = array_at(memory, IDS, np.int32), array_at(memory, _RULES, np.int64)
+    out = state[OUT]
+    if chars > rules[MAX_CHARS]:
+        if out >= len(ids):
+            return ROOM
+        ids[out] = rules[UNKNOWN_ID]
+        out += 1
+    elif stop > MAX_WORD:
+        out = _pieces(memory, stop, out)
+    elif stop > 0:
+        key = hash_of(word, 0, stop)
+        slot = find(memory, _WORDS, key, word, (0, stop))
+        if slot >= 0:
+            out = recall(memory, _WORDS, slot, ids, out)
+        else:
+            out = _pieces(memory, stop, out)
+            if out >= 0:
+                remember(memory, _WORDS, key, word, (0, stop), (state[OUT], out))
+    if out < 0:
+        return ROOM
+    state[OUT] = out
+    return OK
+
+
+@inner
+def _encode_text(text: Bytes, span: tuple[int, int], memory: Int64) -> int:
+    """One text's ids from state[OUT] on; what became of it, as in arrays.py."""
+    state, word = array_at(memory, STATE, np.int64), array_at(memory, _WORD, np.uint8)
+    places, pool = array_at(memory, _PLACES, np.int32), array_at(memory, _POOL, np.uint8)
+    plain, leads = array_at(memory, _PLAIN, np.uint8), array_at(memory, _LEADS, np.uint8)
+    at, stop = span
+    used = chars = 0
+    while at < stop:
+        lead = signed(text[at])
+        if lead < 0x80 and plain[lead] != 0:
+            if used < len(word):  # else the word has too many characters as it is
+                word[used] = plain[lead]
+                used += 1
+            chars += 1
+            at += 1
+            continue
+        if leads[lead] and starts_key(array_at(memory, _ADDED, np.int64), text, at, stop):
+            return REFER
+        point = code_point(text, at)
+        place = signed(places[point])
+        if place == 0:
+            state[_MISSING] = point >> 8
+            return BLOCK
+        length = signed(pool[place])
+        if length == REFERRED:
+            return REFER
+        for index in range(place + 1, place + 1 + length):
+            byte = signed(pool[index])
+            if byte == _SPACE:
+                code = _end_word(memory, used, chars)
+                if code != OK:
+                    return code
+                if state[OUT] >= state[LIMIT]:
+                    return OK
+                used = chars = 0
+                continue
+            if used < len(word):
+                word[used] = byte
+                used += 1
+            if byte & 0xC0 != 0x80:
+                chars += 1
+        at += width(lead)
+    return _end_word(memory, used, chars)
+
+
+@entry
+def encode(text: Bytes, bounds: Int64, memory: Int64) -> int:
+    """Ids of the texts text[bounds[t]:bounds[t + 1]] from cursor[0] on; see arrays.py for the answer.
+
+    memory: addresses of Output's arrays, the state, and the arrays of Tables, the word's u8[w], and of Words.
+    """
+    cursor, state = array_at(memory, CURSOR, np.int64), array_at(memory, STATE, np.int64)
+    while cursor[0] < len(bounds) - 1:
+        if not begin_text(memory):
+            return ROOM
+        code = _encode_text(text, (bounds[cursor[0]], bounds[cursor[0] + 1]), memory)
+        if code != OK:
+            cursor[1] = state[_MISSING]
+            return code
+        if not end_text(memory):
+            return ROOM
+    return OK
