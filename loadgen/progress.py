@@ -10,6 +10,7 @@ from typing import Protocol
 from tqdm import tqdm
 
 from loadgen.results import CaseResult
+from loadgen.summary import StreamSummary
 
 FORMAT = "{desc}|{bar}| {n:.1f}/{total} {elapsed}<{remaining}"
 
@@ -106,15 +107,16 @@ class Lines:
 def _words(result: CaseResult) -> str:
     if result.failed is not None:
         return f"FAILED: {result.failed}"
-    parts = []
-    for stream in result.streams:
-        quantiles = stream.response.told()
-        shown = ", ".join(f"{name} {ms:.2f}" for name, ms in quantiles.items() if name in ("p50", "p99"))
-        parts.append(
-            f"{shown or 'max ' + format(stream.response.max, '.1f')} ms of {stream.response.count}, "
-        )
-        parts[-1] += f"{stream.embeddings_per_s:.1f} emb/s"
-        if stream.rejected or stream.errors:
-            parts[-1] += f", {stream.rejected} refused, {sum(stream.errors.values())} errors"
+    parts = [_numbers(stream) for stream in result.streams]
     checked = f"; check {result.check}" if result.check is not None else ""
     return "; ".join(parts) + checked
+
+
+def _numbers(stream: StreamSummary) -> str:
+    quantiles = stream.response.told()
+    shown = ", ".join(f"{name} {ms:.2f}" for name, ms in quantiles.items() if name in ("p50", "p99"))
+    shown = shown or f"max {stream.response.max:.1f}"
+    numbers = f"{shown} ms of {stream.response.count}, {stream.embeddings_per_s:.1f} emb/s"
+    if stream.rejected or stream.errors:
+        numbers += f", {stream.rejected} refused, {sum(stream.errors.values())} errors"
+    return numbers
