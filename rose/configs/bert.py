@@ -29,7 +29,6 @@ def read(fields: Fields, head: Head) -> ModelConfig:
         vocab_size=fields.integer("vocab_size"),
         max_positions=max_positions,
         norm_eps=fields.number("layer_norm_eps", 1e-12),
-        hidden_act="gelu",
         max_model_len=fields.max_model_len(max_positions - offset),
         type_vocab_size=fields.integer("type_vocab_size", 2),
         position_offset=offset,

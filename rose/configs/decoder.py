@@ -64,7 +64,6 @@ def _read(architecture: Architecture, fields: Fields, head: Head, head_dim: int)
         vocab_size=fields.integer("vocab_size"),
         max_positions=rope.max_positions,
         norm_eps=fields.number("rms_norm_eps", 1e-6),
-        hidden_act="silu",
         max_model_len=fields.max_model_len(longest),
         causal=_causal(fields),
         rope_theta=rope.theta,

@@ -33,7 +33,6 @@ def read(fields: Fields, head: Head) -> ModelConfig:
         vocab_size=fields.integer("vocab_size"),
         max_positions=max_positions,
         norm_eps=fields.number("rms_norm_eps", 1e-6),
-        hidden_act="gelu_tanh",
         max_model_len=fields.max_model_len(max_positions),
         causal=causal,
         rope_theta=theta,

@@ -64,7 +64,7 @@ class ModelConfig:
     """Shapes and outputs of one model. Lengths in tokens.
 
     architecture: which file of rose/models builds it; "bert" is also RoBERTa and XLM-R.
-    task: "embed", or "score" for rerankers.
+    task: "embed"; "score" for rerankers and classifiers; "sparse" for SPLADE.
     head_dim: as the file says; not always hidden_size / num_heads.
     max_positions: rows of the position table, or the longest position RoPE was trained for.
     position_offset: position of a sequence's first token (RoBERTa and XLM-R: pad_token_id + 1).
@@ -99,7 +99,6 @@ class ModelConfig:
     vocab_size: int
     max_positions: int
     norm_eps: float
-    hidden_act: str
     max_model_len: int
     pooling: Pooling = "mean"
     normalize: bool = False

@@ -30,7 +30,6 @@ def read(fields: Fields, head: Head) -> ModelConfig:
         vocab_size=fields.integer("vocab_size"),
         max_positions=max_positions,
         norm_eps=fields.number("norm_eps", 1e-5),
-        hidden_act="gelu",
         max_model_len=fields.max_model_len(max_positions),
         rope_theta=theta,
         windows=tuple(window if is_local else None for is_local in local),

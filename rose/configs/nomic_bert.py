@@ -49,7 +49,6 @@ def read(fields: Fields, head: Head) -> ModelConfig:
         vocab_size=fields.integer("vocab_size"),
         max_positions=max_positions,
         norm_eps=fields.number("layer_norm_epsilon" if own else "layer_norm_eps", 1e-12),
-        hidden_act="silu",
         max_model_len=fields.max_model_len(max_positions),
         rope_theta=fields.number("rotary_emb_base") if own else fields.rope_theta(1000.0),
         type_vocab_size=fields.integer("type_vocab_size", 2),

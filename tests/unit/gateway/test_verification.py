@@ -15,9 +15,6 @@ from rose.batch import BatchResult, EngineInfo, Float32, Int32, RaggedBatch
 from tests.fakes import fake_info
 
 DIMENSIONS = 8
-
-
-NONE = np.zeros(0, np.int32)
 COSINE, DIFFERENCE = Criterion("cosine", 0.99999), Criterion("difference", 0.001)
 
 

@@ -32,7 +32,6 @@ BERT = ModelConfig(
     vocab_size=101,
     max_positions=512,
     norm_eps=1e-12,
-    hidden_act="gelu",
     max_model_len=512,
     type_vocab_size=2,
 )

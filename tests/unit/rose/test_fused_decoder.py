@@ -144,7 +144,7 @@ CONFIG = ModelConfig(
     architecture="qwen3", task="embed", hidden_size=HIDDEN, num_layers=3, num_heads=HEADS,
     num_kv_heads=KV_HEADS,
     head_dim=HEAD_DIM, intermediate_size=INNER, vocab_size=50, max_positions=64, norm_eps=1e-6,
-    hidden_act="silu", max_model_len=64, pooling="mean", quantizer=None, causal=False, rope_theta=1e4,
+    max_model_len=64, pooling="mean", quantizer=None, causal=False, rope_theta=1e4,
 )  # fmt: skip
 
 

@@ -36,7 +36,6 @@ CONFIG = ModelConfig(
     vocab_size=101,
     max_positions=64,
     norm_eps=1e-6,
-    hidden_act="silu",
     max_model_len=64,
     pooling="mean",
     quantizer="tanh_int8",

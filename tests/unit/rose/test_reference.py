@@ -27,7 +27,6 @@ QWEN3 = ModelConfig(
     vocab_size=101,
     max_positions=256,
     norm_eps=1e-6,
-    hidden_act="silu",
     max_model_len=256,
     rope_theta=1e4,
 )
