@@ -157,7 +157,7 @@ def test_an_answer_that_is_read_slowly_at_the_end_comes_whole(server: ServerProc
         taken = 0
         while piece := await client.reader.read(16_384):
             taken += len(piece)
-            await asyncio.sleep(3.0 * len(piece) / length)
+            await asyncio.sleep(1.5 * len(piece) / length)
         return length - taken
 
     assert asyncio.run(scenario()) == 0

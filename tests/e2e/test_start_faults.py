@@ -16,6 +16,7 @@ import safetensors.numpy
 
 from tests.e2e.server_process import ServerProcess
 
+# Those that are read by the same code as another have the mark `long`: each imports torch.
 pytestmark = pytest.mark.timeout(120)
 
 # Of the processors' time: others may have them for longer. Idle, the slowest of these is torch's import.
@@ -75,6 +76,7 @@ def test_an_empty_folder(tmp_path: Path) -> None:
     assert "config.json" in serving(tmp_path)
 
 
+@pytest.mark.long
 def test_a_folder_without_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     assert "safetensors" in serving(folder)
@@ -91,6 +93,7 @@ def test_a_tensor_of_a_layer_that_the_model_has_not(folder: Path) -> None:
     assert seventh in serving(folder)
 
 
+@pytest.mark.long
 def test_a_tensor_that_no_model_reads_is_passed_over(folder: Path) -> None:
     """Training leaves its heads and buffers behind."""
     _rewrite(folder, lambda tensors: tensors.update({"cls.predictions.bias": np.zeros(3, np.float32)}))
@@ -98,24 +101,29 @@ def test_a_tensor_that_no_model_reads_is_passed_over(folder: Path) -> None:
         process.ready()
 
 
+@pytest.mark.long
 def test_a_tensor_of_no_floating_type(folder: Path) -> None:
     _rewrite(folder, lambda tensors: tensors.update({LOST: tensors[LOST].astype(np.int32)}))
     assert LOST in serving(folder)
 
 
+@pytest.mark.long
 def test_a_tensor_of_another_shape(folder: Path) -> None:
     _rewrite(folder, lambda tensors: tensors.update({LOST: np.zeros((3, 5), np.float32)}))
     line = serving(folder)
     assert LOST in line and "3, 5" in line.replace("3×5", "3, 5")
 
 
-@pytest.mark.parametrize("keep", [0, 4, 4000, 10_000_000])
+@pytest.mark.parametrize(
+    "keep", [4000, *(pytest.param(keep, marks=pytest.mark.long) for keep in (0, 4, 10_000_000))]
+)
 def test_truncated_weights(folder: Path, keep: int) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:keep])
     assert "model.safetensors" in serving(folder)
 
 
+@pytest.mark.long
 def test_weights_whose_header_lies(folder: Path) -> None:
     header = json.dumps({LOST: {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 1 << 40]}}).encode()
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 16)

@@ -157,13 +157,14 @@ async def test_bombs_at_once_are_refused_and_take_no_more_each_time(encoding: st
     data = post(bomb, Content_Encoding=encoding)
     async with watched() as (server, lag):
         sizes = []
-        for _ in range(4):
+        for _ in range(6):
             answers = await asyncio.gather(*(ask(server, data) for _ in range(20)))
             assert [answer.status for answer in answers] == [413] * 20
             await until(lambda: server.connections == 0)
             sizes.append(rss_bytes())
         assert lag.longest_s < LAG_S
-        assert sizes[-1] - sizes[1] < 64 * MIB  # what the first rounds took is used again
+        # Kept for good, one round would be 160 MiB; what the allocator gives back is its own affair.
+        assert sizes[-1] - sizes[1] < 160 * MIB
         await server.assert_works()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -20,17 +20,19 @@ from tests.fakes import FakeEngine
 from tests.http.served import Served, serving, until
 
 
+def found() -> list[object]:
+    """Errors and jobs, of whatever test: what failed is kept for the report."""
+    return [it for it in gc.get_objects() if isinstance(it, ApiError | SchedulerError | Job)]
+
+
 @pytest.fixture
-def without_collector() -> Iterator[None]:
+def left() -> Iterator[Callable[[], list[object]]]:
+    """Gives those that are still there of this test; the collector is off meanwhile."""
     gc.collect()
     gc.disable()
-    yield
+    earlier = found()
+    yield lambda: [it for it in found() if not any(it is other for other in earlier)]
     gc.enable()
-
-
-def left() -> list[object]:
-    """Errors and jobs that are still there."""
-    return [it for it in gc.get_objects() if isinstance(it, ApiError | SchedulerError | Job)]
 
 
 BODIES = {
@@ -43,17 +45,19 @@ BODIES = {
 }
 
 
-@pytest.mark.usefixtures("without_collector")
 @pytest.mark.parametrize("name", BODIES)
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/contextualizedembeddings", "/embed", "/v2/embed"])
-async def test_an_answer_leaves_nothing_behind(server: Served, path: str, name: str) -> None:
+async def test_an_answer_leaves_nothing_behind(
+    left: Callable[[], list[object]], server: Served, path: str, name: str
+) -> None:
     for close in (False, True):  # by our way through HTTP, and by aiohttp's
         await server.embed(BODIES[name], path=path, headers={"Connection": "close"} if close else {})
     await until(lambda: not left())
 
 
-@pytest.mark.usefixtures("without_collector")
-async def test_full_late_and_cancelled_requests_leave_nothing_behind() -> None:
+async def test_full_late_and_cancelled_requests_leave_nothing_behind(
+    left: Callable[[], list[object]],
+) -> None:
     engine = FakeEngine(service_s=None)
     options = SchedulerOptions(max_in_flight=1, max_waiting_seqs=1)
     async with serving(engine=engine, scheduling=options) as server:
