@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 from gateway.tokenization.base import Tokenizer
 from gateway.tokenization.huggingface import HuggingFaceTokenizer
 from gateway.tokenization.late import LateTokenizer
+from gateway.tokenization.precompile import precompile
 from gateway.tokenization.unsupported import UnsupportedError
 
 if TYPE_CHECKING:
     from gateway.tokenization.kernels.kernel import Kernel
+
+# Kernels' modules, by the type of model that tokenizer.json names.
+_MODULES = {"Unigram": "unigram", "BPE": "bpe", "WordPiece": "wordpiece"}
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +32,10 @@ def load_tokenizer(path: Path) -> LateTokenizer:
 
 
 def fastest(reference: HuggingFaceTokenizer, path: Path) -> Tokenizer:
-    """A compiled tokeniser that gives the ids of `reference`, else this; `path`: where it is from, to log."""
+    """A compiled tokeniser with the ids of `reference`, of the tokenizer.json `path`; else `reference`."""
     try:
+        if _needs_code(reference.describe()["model"].get("type")):
+            precompile(path)
         return compiled(reference)
     except (UnsupportedError, ImportError) as reason:
         logger.info("%s: the tokenizers library does all the work: %s", path, reason)
@@ -54,6 +60,15 @@ def compiled(reference: HuggingFaceTokenizer) -> Tokenizer:
     tokenizer = CompiledTokenizer(reference, kernel)
     tokenizer.encode(["compile now, not in a request"])
     return tokenizer
+
+
+def _needs_code(model: str) -> bool:
+    """Whether there is a kernel for the model whose machine code is not kept."""
+    if model not in _MODULES:
+        return False
+    from gateway.tokenization.kernels.jit import is_kept
+
+    return not is_kept(_MODULES[model])
 
 
 def _kernel(file: dict[str, Any]) -> Kernel:

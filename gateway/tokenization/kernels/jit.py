@@ -7,9 +7,12 @@ times as long as the work itself. Whoever passes an address keeps the array aliv
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,24 +28,43 @@ from gateway.tokenization.kernels.arrays import Int64
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+_PREFIX = "tokenization-"
+_STALE_S = 7 * 24 * 3600
+
+
 def _cache_folder() -> Path | None:
     """Where machine code of these very sources is kept; None where nothing can be written."""
     digest = hashlib.sha256(numba.__version__.encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(home) / "bouquet" / f"tokenization-{digest.hexdigest()[:16]}"
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bouquet"
+    folder = home / f"{_PREFIX}{digest.hexdigest()[:16]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
+            os.utime(folder)  # in use
             return folder
     except OSError:
         return None
 
 
+def _remove_stale(kept: Path) -> None:
+    """Remove the folders of other sources that no process has used for a week."""
+    for folder in kept.parent.glob(f"{_PREFIX}{'[0-9a-f]' * 16}"):
+        with contextlib.suppress(OSError):
+            if folder != kept and time.time() - folder.stat().st_mtime > _STALE_S:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_kept(module: str) -> bool:
+    """Whether the machine code of `encode` in the kernels' `module` is kept, or none can be."""
+    return _FOLDER is None or any(_FOLDER.rglob(f"{module}.encode-*.nbi"))
+
+
 _FOLDER = _cache_folder()
 numba.config.LOOP_VECTORIZE = 0  # a sixth of the time to compile, and nothing here gains by it
 if _FOLDER is not None:
+    _remove_stale(_FOLDER)
     numba.config.CACHE_DIR = str(_FOLDER)
 
 
