@@ -287,7 +287,7 @@ def report(rows: list[dict[str, Any]], kept: int = 3) -> None:
 
 def main() -> None:
     """Compile, measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m rose.attention.tune_flat", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--shape", action="append", help="sequences x length; repeatable")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="that compile")
