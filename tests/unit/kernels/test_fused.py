@@ -108,7 +108,7 @@ def test_tiles_that_all_run_at_once_where_they_were_measured_are_not_taken_for_m
 @pytest.mark.parametrize(
     ("keys", "early"),
     [
-        (PPLX_EMBED, {512, 768, 1023, 1024, 1025, 1536, 2047}),
+        (PPLX_EMBED, {512, 768, 1023, 1024, 1025, 1536, 2047, 2048, 8192}),
         (BGE_M3, {512, 513, 640, 767, 768, 1023, 1024, 1025, 1536, 2047}),
         (PPLX_EMBED[2:3], {512}),
         (((4096, 1024, "swiglu"),), set()),
