@@ -9,19 +9,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import orjson
 from tokenizers import (
     AddedToken,
     Regex,
-    Tokenizer,
     models,
     normalizers,
     pre_tokenizers,
     processors,
     trainers,
 )
+from tokenizers import Tokenizer as Library
 
+from gateway.tokenization.base import Tokenizer
 from gateway.tokenization.huggingface import HuggingFaceTokenizer
 from gateway.tokenization.kernels.scanner import PATTERNS
+from gateway.tokenization.loading import compiled
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 XLM_R = SHARED / "tokenizers" / "xlm-roberta-unigram.json.xz"
@@ -35,18 +38,19 @@ _TRAINING = [
 ] * 4
 
 
+@cache
 def charsmap() -> str | None:
     """SentencePiece's nmt_nfkc map, out of XLM-R's file; None where that is not at hand."""
     if not XLM_R.exists():
         return None
-    found: str = _real(XLM_R)["normalizer"]["normalizers"][0]["precompiled_charsmap"]
+    found: str = orjson.loads(_real(XLM_R))["normalizer"]["normalizers"][0]["precompiled_charsmap"]
     return found
 
 
 @cache
 def trained_unigram() -> str:
     """A Unigram model of 400 pieces, as a file with nothing around the model."""
-    tokenizer = Tokenizer(models.Unigram())
+    tokenizer = Library(models.Unigram())
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.UnigramTrainer(
@@ -120,7 +124,7 @@ def unigram_file(form: str) -> dict[str, Any]:
 @cache
 def trained_bpe() -> str:
     """A byte-level BPE model of 700 tokens, as a file."""
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer = Library(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
         vocab_size=700,
@@ -134,7 +138,7 @@ def trained_bpe() -> str:
 
 def bpe_file(form: str) -> dict[str, Any]:
     """A small file in the form of a model family."""
-    tokenizer = Tokenizer.from_str(trained_bpe())
+    tokenizer = Library.from_str(trained_bpe())
     if form == "gpt-2":
         return _parsed(tokenizer)
     pattern = next(pattern for pattern, number in PATTERNS.items() if number == (1 if form == "qwen" else 3))
@@ -158,15 +162,13 @@ def bpe_file(form: str) -> dict[str, Any]:
     return parsed
 
 
-def _parsed(tokenizer: Tokenizer) -> dict[str, Any]:
+def _parsed(tokenizer: Library) -> dict[str, Any]:
     parsed: dict[str, Any] = json.loads(tokenizer.to_str())
     return parsed
 
 
-def _real(path: Path) -> dict[str, Any]:
-    text = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
-    parsed: dict[str, Any] = json.loads(text)
-    return parsed
+def _real(path: Path) -> str:
+    return (lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()).decode()
 
 
 def _minilm() -> Path | None:
@@ -180,7 +182,7 @@ def wordpiece_file(form: str) -> dict[str, Any]:
     """A small file in the form of a model family, of the pieces of the training texts."""
     lowercase = form != "cased"
     normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=None if lowercase else False)
-    tokenizer = Tokenizer(models.WordPiece({}, unk_token="[UNK]"))
+    tokenizer = Library(models.WordPiece({}, unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     trainer = trainers.WordPieceTrainer(vocab_size=500, special_tokens=special, show_progress=False)
@@ -207,12 +209,12 @@ _REAL = {
 _AT_HAND = {form: path for form, (path, _) in _REAL.items() if path is not None and path.exists()}
 REAL_FORMS = {form: _REAL[form][1] for form in _AT_HAND}
 FORMS = SMALL_FORMS | REAL_FORMS
+# One of each kernel, for what does not depend on the file.
+ONE_EACH = ("t5", "qwen", "uncased")
 
 
 def file_of(form: str) -> dict[str, Any]:
-    """A tokenizer.json of that form, parsed."""
-    if form in REAL_FORMS:
-        return _real(_AT_HAND[form])
+    """A small tokenizer.json of that form, parsed."""
     if form in _WORDPIECE:
         return wordpiece_file(form)
     return unigram_file(form) if form in _UNIGRAM else bpe_file(form)
@@ -220,4 +222,13 @@ def file_of(form: str) -> dict[str, Any]:
 
 def reference(file: dict[str, Any] | str) -> HuggingFaceTokenizer:
     """The library's tokenizer of a parsed file, or of its text."""
-    return HuggingFaceTokenizer(Tokenizer.from_str(file if isinstance(file, str) else json.dumps(file)))
+    return HuggingFaceTokenizer(Library.from_str(file if isinstance(file, str) else json.dumps(file)))
+
+
+@cache
+def both(form: str) -> tuple[Tokenizer, HuggingFaceTokenizer]:
+    """Ours and the library's of a form, made once for all tests."""
+    library = reference(_real(_AT_HAND[form]) if form in _AT_HAND else file_of(form))
+    ours = compiled(library)
+    assert ours.backend == FORMS[form]
+    return ours, library

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from gateway.tokenization.late import LateTokenizer
 from gateway.tokenization.loading import compiled, load_tokenizer
 from gateway.tokenization.unsupported import UnsupportedError
 from tests.tokenization.exact import vocabulary
-from tests.tokenization.files import FORMS, file_of, reference
+from tests.tokenization.files import ONE_EACH, file_of, reference
 from tests.tokenization.strings import strange
 
 START = """
@@ -94,23 +96,41 @@ def test_a_folder_that_cannot_be_written_is_not_used(tmp_path: Path, monkeypatch
     assert folder.is_dir()
 
 
-def test_code_is_kept_and_damage_to_it_does_not_stop_a_start(t5: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    assert start(t5, cache) == f"unigram {ids_of(t5)}"
-    kept = {path: path.stat().st_mtime_ns for path in cache.rglob("*.nbc")}
-    assert kept
-    assert start(t5, cache) == f"unigram {ids_of(t5)}"
-    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.nbc")} == kept
-    for path in cache.rglob("*.nb?"):
-        path.write_bytes(path.read_bytes()[:100])
-    assert start(t5, cache).endswith(ids_of(t5))
+def test_code_is_kept_and_damage_to_it_does_not_stop_a_start(tmp_path: Path) -> None:
+    path, cache = tmp_path / "tokenizer.json", tmp_path / "cache"
+    path.write_text(json.dumps(file_of("uncased")))
+    compiled(reference(path.read_text()))
+    assert jit._FOLDER is not None
+    shutil.copytree(jit._FOLDER, cache / "bouquet" / jit._FOLDER.name)
+    kept = {path: path.stat().st_mtime_ns for path in cache.rglob("wordpiece*.nb?")}
+    assert start(path, cache) == f"WordPiece {ids_of(path)}"
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("wordpiece*.nb?")} == kept
+    for file in kept:
+        file.write_bytes(file.read_bytes()[:100])
+    assert start(path, cache).endswith(ids_of(path))
 
 
-@pytest.mark.parametrize("form", FORMS)
+def test_code_of_other_sources_goes_when_it_is_stale(tmp_path: Path) -> None:
+    folders = {name: tmp_path / f"tokenization-{name * 16}" for name in "abc"}
+    for folder in folders.values():
+        folder.mkdir()
+    (tmp_path / "tokenization-notes").mkdir()
+    old_s = time.time() - 30 * 24 * 3600
+    for name in (*"ab", "notes"):
+        os.utime(folders.get(name, tmp_path / "tokenization-notes"), (old_s, old_s))
+    jit._remove_stale(folders["a"])
+    assert {path.name for path in tmp_path.iterdir()} == {
+        folders["a"].name,
+        folders["c"].name,
+        "tokenization-notes",
+    }
+
+
+@pytest.mark.parametrize("form", ONE_EACH)
 def test_threads_share_a_tokenizer(form: str) -> None:
     library = reference(file_of(form))
     ours = compiled(library)
-    jobs = [list(strange(40, seed, vocabulary(library))) for seed in range(16)]
+    jobs = [list(strange(40, seed, vocabulary(library))) for seed in range(8)]
     with ThreadPoolExecutor(8) as threads:
         rows = list(threads.map(ours.encode, jobs))
     for job, own in zip(jobs, rows, strict=True):

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from functools import cache
 
 import pytest
 
 from gateway.tokenization.base import Tokenizer
-from gateway.tokenization.loading import compiled
 from gateway.tokenization.pool import TokenizerPool
 from tests.tokenization.exact import assert_same
-from tests.tokenization.files import FORMS, file_of, reference
+from tests.tokenization.files import FORMS, both
 
 MILLION = 1_000_000
 KINDS = {
@@ -26,11 +24,9 @@ KINDS = {
     "kanji": "漢字" * (MILLION // 2),
 }
 
-
-@cache
-def tokenizer_of(form: str) -> Tokenizer:
-    """Ours."""
-    return compiled(reference(file_of(form)))
+# The others with `make test-long`.
+_USUAL = (*ONE_EACH, "first, unsplit", "gpt-2")
+FEW = [form if form in _USUAL else pytest.param(form, marks=pytest.mark.long) for form in FORMS]
 
 
 def cpu_s(tokenizer: Tokenizer, text: str, max_tokens: int | None = None) -> float:
@@ -44,10 +40,10 @@ def cpu_s(tokenizer: Tokenizer, text: str, max_tokens: int | None = None) -> flo
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FEW)
 def test_time_grows_with_length(form: str, kind: str) -> None:
     """Ten times the text takes at most 40 times as long (100 would be its square), or a quarter second."""
-    tokenizer, text = tokenizer_of(form), KINDS[kind]
+    tokenizer, text = both(form)[0], KINDS[kind]
     tenth_s = cpu_s(tokenizer, text[: len(text) // 10])
     assert cpu_s(tokenizer, text) <= max(40 * tenth_s, 0.25)
 
@@ -55,7 +51,7 @@ def test_time_grows_with_length(form: str, kind: str) -> None:
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "first, unsplit"])
 def test_what_is_cut_is_not_read(form: str) -> None:
     """Where words are apart; a text that is one word is read to its end."""
-    tokenizer, text = tokenizer_of(form), KINDS["one line"]
+    tokenizer, text = both(form)[0], KINDS["one line"]
     assert cpu_s(tokenizer, text, 512) <= cpu_s(tokenizer, text) / 5
 
 
@@ -64,13 +60,13 @@ def test_what_is_cut_is_not_read(form: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_they_have_the_library_s_ids(form: str) -> None:
     for text in KINDS.values():
-        assert_same(tokenizer_of(form), reference(file_of(form)), [text[: MILLION // 5]])
+        assert_same(*both(form), [text[: MILLION // 5]])
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ONE_EACH)
 async def test_the_loop_turns_beside_twenty_of_them(form: str) -> None:
     """A turn may come late by what holding the GIL costs, and by what else the machine does."""
-    pool = TokenizerPool(tokenizer_of(form), threads=4, inline_chars=256)
+    pool = TokenizerPool(both(form)[0], threads=4, inline_chars=256)
     job = asyncio.ensure_future(pool.encode([KINDS["dots"]] * 20, 512))
     lags: list[float] = []
     while not job.done():
