@@ -103,13 +103,14 @@ async def test_time_that_was_over_before_there_were_tokens_is_told_as_that(
     tokenizer = byte_tokenizer()
     encode = tokenizer.encode
 
-    def slowly(texts: Sequence[str]) -> list[Int32]:
+    def slowly(texts: Sequence[str], max_tokens: int | None = None) -> list[Int32]:
         time.sleep(0.05)
-        return encode(texts)
+        return encode(texts, max_tokens)
 
     monkeypatch.setattr(tokenizer, "encode", slowly)
     async with serving(tokenizer=tokenizer) as server:
-        reply = await server.embed({"input": "a"}, headers={"x-request-timeout-ms": "20"})
+        beside_the_loop = {"input": "a" * 300}
+        reply = await server.embed(beside_the_loop, headers={"x-request-timeout-ms": "20"})
         assert (reply.status, reply.error["code"]) == (504, "deadline_expired")
         assert "were over before its tokens were there" in reply.error["message"]
         assert not server.engine.batches
