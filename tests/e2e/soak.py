@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,7 +58,11 @@ class Seen:
     samples: list[Sample] = field(default_factory=list)
     ended_s: list[float] = field(default_factory=list)
     taken_s: list[float] = field(default_factory=list)
-    failed: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def failed(self) -> int:
+        return self.failures.total()
 
 
 def sample(pid: int, at_s: float, requests: int) -> Sample:
@@ -102,17 +106,23 @@ class Load:
         self.begin_s = time.perf_counter()
 
     async def ask(self, number: int) -> None:
-        connection = await self._connection()
+        try:
+            connection = await self._connection()
+        except OSError as error:
+            self.seen.failures[type(error).__name__] += 1
+            await asyncio.sleep(0.01)
+            return
         sent_s = time.perf_counter()
         connection[1].write(self._requests[number % len(self._requests)])
         try:
             answer = await read_answer(connection[0])
-        except (OSError, asyncio.IncompleteReadError):
-            self.seen.failed += 1
+        except (OSError, asyncio.IncompleteReadError) as error:
+            self.seen.failures[type(error).__name__] += 1
             connection[1].close()
             return
         ended_s = time.perf_counter()
-        self.seen.failed += answer.status != 200
+        if answer.status != 200:
+            self.seen.failures[str(answer.status)] += 1
         self.seen.ended_s.append(ended_s - self.begin_s)
         self.seen.taken_s.append(ended_s - sent_s)
         self._idle.append((ended_s, connection))
@@ -177,7 +187,7 @@ def judge(seen: Seen) -> tuple[dict[str, object], list[str]]:
     found: dict[str, object] = {
         "requests": len(taken),
         "seconds": round(float(ended.max()), 1),
-        "failed": seen.failed,
+        "failed": dict(seen.failures),
         "rss_mb": [round(float(value) / 1e6, 1) for value in (rss[0], rss[-1])],
         "growth_mb_per_100k": round(slope / 1e6, 3),
         "p99_ms_first_last_tenth": [round(value, 2) for value in p99s_ms],
@@ -220,7 +230,7 @@ def soak(
         seen = uvloop.run(run())
         if seen.failed > MOST_FAILED:
             status = server.wait() if server.ended else None
-            return {"failed": seen.failed, "status": status, "stderr": server.stderr}, ["failed"]
+            return {"failed": dict(seen.failures), "status": status, "stderr": server.stderr}, ["failed"]
         metrics = server.get("/info")[1]["engine"]
         found, broken = judge(seen)
         found["engine"] = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
