@@ -10,7 +10,7 @@ import pytest
 from gateway.tokenization.base import Tokenizer
 from gateway.tokenization.pool import TokenizerPool
 from tests.tokenization.exact import assert_same
-from tests.tokenization.files import FORMS, both
+from tests.tokenization.files import FORMS, ONE_EACH, both
 
 MILLION = 1_000_000
 KINDS = {
