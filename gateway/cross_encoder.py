@@ -76,9 +76,9 @@ class CrossEncoder:
         check_pairs(job, self._pipeline.limits.max_items)
         started_s = time.perf_counter()
         texts = PairTexts(job.queries, job.documents, job.instruction)
-        parts = await self._pairs.encode(texts, self._pipeline.tokenizer)
         place = f"{job.query_name} with {job.document_name}[{{}}]".format
         fit = _Fit(job.truncate, job.keep_end, job.max_tokens, job.document_name, place)
+        parts = await self._pairs.encode(texts, self._pipeline.tokenizer, self._most(self._pairs, fit))
         work = await self._run([(self._pairs, pair) for pair in parts], fit, started_s, job.deadline)
         logits = work.vectors[:, 0].astype(np.float64)
         return Scored(logits if job.raw else sigmoid(logits), work)
@@ -92,17 +92,16 @@ class CrossEncoder:
         started_s = time.perf_counter()
         tokenizer, place = self._pipeline.tokenizer, f"{job.name}[{{}}]".format
         single = SingleTemplate(tokenizer.special_tokens)
-        ids = iter(await tokenizer.encode([text[0] for text in job.texts if len(text) == 1]))
+        fit = _Fit(job.truncate, job.keep_end, None, job.name, place)
+        alone = [text[0] for text in job.texts if len(text) == 1]
+        ids = iter(await tokenizer.encode_bare(alone, self._most(single, fit)))
         both = [text for text in job.texts if len(text) == 2]
         texts = PairTexts([pair[0] for pair in both], [pair[1] for pair in both])
-        pairs = iter(await self._pairs.encode(texts, tokenizer) if both else [])
+        most = self._most(self._pairs, fit)
+        pairs = iter(await self._pairs.encode(texts, tokenizer, most) if both else [])
         parts: list[tuple[Template, Parts]] = [
-            (single, (tokenizer.special_tokens.strip(next(ids)),))
-            if len(text) == 1
-            else (self._pairs, next(pairs))
-            for text in job.texts
+            (single, (next(ids),)) if len(text) == 1 else (self._pairs, next(pairs)) for text in job.texts
         ]
-        fit = _Fit(job.truncate, job.keep_end, None, job.name, place)
         work = await self._run(parts, fit, started_s, job.deadline)
         logits = work.vectors.astype(np.float64)
         squash = sigmoid if len(self.labels) == 1 else softmax
@@ -124,10 +123,18 @@ class CrossEncoder:
             Ready(sequences, num_tokens, started_s, deadline, types), np.ascontiguousarray
         )
 
-    def _fit(self, template: Template, parts: Parts, fit: _Fit, index: int) -> Parts:
+    def _limit(self, fit: _Fit) -> int:
+        """Tokens that one sequence may have."""
         limit = self._pipeline.limits.max_tokens
-        if fit.max_tokens is not None:
-            limit = min(limit, fit.max_tokens)
+        return limit if fit.max_tokens is None else min(limit, fit.max_tokens)
+
+    def _most(self, template: Template, fit: _Fit) -> int | None:
+        """To how many tokens ends will be cut; None: more may matter, to say it or to keep it."""
+        room = self._limit(fit) - template.overhead
+        return room if fit.truncate and not fit.keep_end and room > 1 else None
+
+    def _fit(self, template: Template, parts: Parts, fit: _Fit, index: int) -> Parts:
+        limit = self._limit(fit)
         room, count = limit - template.overhead, sum(map(len, parts))
         if count <= room:
             return parts

@@ -57,8 +57,13 @@ class Template(Protocol):
 class PairTemplate(Template, Protocol):
     """A template for a query and a document."""
 
-    async def encode(self, texts: PairTexts, tokenizer: TokenizerPool) -> list[Parts]:
-        """The tokens of each pair, without the template."""
+    async def encode(
+        self, texts: PairTexts, tokenizer: TokenizerPool, most: int | None = None
+    ) -> list[Parts]:
+        """The tokens of each pair, without the template.
+
+        most: `cut` will cut their ends to so many, so no more of a text need be read than that takes.
+        """
         ...
 
 
@@ -90,14 +95,23 @@ class TokenizerPairTemplate:
         """See Template."""
         return self.tokens.count
 
-    async def encode(self, texts: PairTexts, tokenizer: TokenizerPool) -> list[Parts]:
-        """See PairTemplate. A query for many documents is tokenised once: parts of a pair never meet."""
+    async def encode(
+        self, texts: PairTexts, tokenizer: TokenizerPool, most: int | None = None
+    ) -> list[Parts]:
+        """See PairTemplate. A query for many documents is tokenised once: parts of a pair never meet.
+
+        If both are longer than `most` and that is odd, all of them is read: `cut` gives the longer one more.
+        """
         both = [*texts.queries, *texts.documents]
-        ids = [tokenizer.special_tokens.strip(row) for row in await tokenizer.encode(both)]
+        limit = None if most is None else most + 1
+        ids = await tokenizer.encode_bare(both, limit)
         queries, documents = ids[: len(texts.queries)], ids[len(texts.queries) :]
         if len(queries) == 1:
             queries = queries * len(documents)
-        return list(zip(queries, documents, strict=True))
+        pairs: list[Parts] = list(zip(queries, documents, strict=True))
+        if most is not None and most % 2 and any(min(map(len, pair)) > most for pair in pairs):
+            return await self.encode(texts, tokenizer)
+        return pairs
 
     def join(self, parts: Parts) -> tuple[Int32, Int32 | None]:
         """See Template."""
@@ -128,7 +142,9 @@ class Qwen3Template:
         """See Template."""
         return len(self.prefix) + len(self.suffix)
 
-    async def encode(self, texts: PairTexts, tokenizer: TokenizerPool) -> list[Parts]:
+    async def encode(
+        self, texts: PairTexts, tokenizer: TokenizerPool, most: int | None = None
+    ) -> list[Parts]:
         """See PairTemplate."""
         queries, documents = texts.queries, texts.documents
         if len(queries) == 1:
@@ -138,7 +154,7 @@ class Qwen3Template:
             QWEN3_BODY.format(instruction=instruction, query=query, document=document)
             for query, document in zip(queries, documents, strict=True)
         ]
-        return [(tokenizer.special_tokens.strip(row),) for row in await tokenizer.encode(bodies)]
+        return [(row,) for row in await tokenizer.encode_bare(bodies, most)]
 
     def join(self, parts: Parts) -> tuple[Int32, Int32 | None]:
         """See Template."""

@@ -57,6 +57,13 @@ class TokenizerPool:
         ]
         return [ids for rows in await asyncio.gather(*calls) for ids in rows]
 
+    async def encode_bare(self, texts: Sequence[str], most: int | None = None) -> list[Int32]:
+        """The texts' own ids, i32[n], without the template. most: of each text, its first ones."""
+        template = self.special_tokens
+        around = len(template.prefix) + len(template.suffix)
+        rows = await self.encode(texts, None if most is None else most + around)
+        return [template.strip(row) for row in rows]
+
     async def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:
         """The tokens of each text, with the template's or without."""
         work = partial(self._tokenizer.tokens, texts, special_tokens=special_tokens)

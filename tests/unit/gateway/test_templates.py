@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import lzma
 from dataclasses import replace
 from pathlib import Path
@@ -160,3 +161,21 @@ def test_only_templates_of_special_tokens_want_a_literal_tokenizer() -> None:
     tokenizer = HuggingFaceTokenizer(roberta())
     assert text_tokenizer(scorer_info(), tokenizer) is tokenizer
     assert isinstance(pair_template(scorer_info(), None), TokenizerPairTemplate)
+
+
+@given(
+    lengths=st.tuples(st.integers(0, 12), st.lists(st.integers(0, 12), min_size=1, max_size=3)),
+    most=st.integers(2, 9),
+)
+def test_what_is_read_of_pairs_is_cut_as_the_whole_of_them(lengths: tuple[int, list[int]], most: int) -> None:
+    tokenizer = HuggingFaceTokenizer(roberta())
+    pool = TokenizerPool(tokenizer, threads=1, inline_chars=1000)
+    template = TokenizerPairTemplate(tokenizer.pair_tokens, types=True)
+    texts = PairTexts(["q" * lengths[0]], ["d" * length for length in lengths[1]])
+
+    async def rows(limit: int | None) -> list[list[list[int]]]:
+        pairs = await template.encode(texts, pool, limit)
+        return [[part.tolist() for part in cut(pair, most, keep_end=False)] for pair in pairs]
+
+    assert asyncio.run(rows(most)) == asyncio.run(rows(None))
+    pool.close()
