@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shlex
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,32 @@ TEXTS = (
 )
 # A long job: 96 texts of 252 tokens are seconds of a forward on two cores.
 LONG = ["word " * 250] * 96
+PROMPTS = {"query": "Represent this sentence for searching: ", "document": "text: "}
 
 
 @pytest.fixture(scope="module")
 def server(minilm_folder: Path) -> Iterator[ServerProcess]:
     with ServerProcess("--model", "minilm", "--port", "0", env={"OMP_DISPLAY_ENV": "VERBOSE"}) as process:
+        yield process.ready()
+
+
+@pytest.fixture(scope="module")
+def prompted_folder(minilm_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packaged model with PROMPTS."""
+    folder = tmp_path_factory.mktemp("models") / "prompted"
+    shutil.copytree(minilm_folder, folder, copy_function=os.symlink)
+    file = folder / "config_sentence_transformers.json"
+    settings = json.loads(file.read_text()) | {"prompts": PROMPTS}
+    file.unlink()
+    file.write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def small_steps(prompted_folder: Path) -> Iterator[ServerProcess]:
+    """Takes 64 tokens a step."""
+    limits = ("--max-model-len", "64", "--max-batch-tokens", "64")
+    with ServerProcess("--model", str(prompted_folder), "--port", "0", *limits) as process:
         yield process.ready()
 
 
@@ -119,21 +141,65 @@ def test_fewer_dimensions_are_cut_first_and_normalised_after(
     assert np.abs(vectors - np.array(golden)).max() < 4e-3
 
 
+def embed_at_once(server: ServerProcess, inputs: Sequence[object]) -> list[np.ndarray[Any, Any]]:
+    """f32[n, D] of each input, all asked for at the same time."""
+
+    async def ask(session: aiohttp.ClientSession, value: object) -> np.ndarray[Any, Any]:
+        async with session.post(f"{server.url}{EMBED}", json={"input": value}) as response:
+            assert response.status == 200
+            data = (await response.json())["data"]
+        assert [item["index"] for item in data] == list(range(len(data)))
+        return np.array([item["embedding"] for item in data], np.float32)
+
+    async def ask_all() -> list[np.ndarray[Any, Any]]:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            return await asyncio.gather(*(ask(session, value) for value in inputs))
+
+    return asyncio.run(ask_all())
+
+
 def test_200_clients_at_once_each_get_their_own_answer(server: ServerProcess, minilm_folder: Path) -> None:
     texts = [f"client {number} wants to know what {number * number} is" for number in range(200)]
-
-    async def ask(session: aiohttp.ClientSession, text: str) -> list[float]:
-        async with session.post(f"{server.url}{EMBED}", json={"input": text}) as response:
-            assert response.status == 200
-            vector: list[float] = (await response.json())["data"][0]["embedding"]
-            return vector
-
-    async def ask_all() -> list[list[float]]:
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            return await asyncio.gather(*(ask(session, text) for text in texts))
-
-    vectors = np.array(asyncio.run(ask_all()))
+    vectors = np.concatenate(embed_at_once(server, texts))
     assert oracle.cosines(vectors, oracle.embed(minilm_folder, texts)).min() >= 0.9999
+
+
+def test_a_request_of_several_steps_is_the_same_every_time(small_steps: ServerProcess) -> None:
+    """50 times among others' requests: what its texts give alone."""
+    texts = [f"{word} " * 40 for word in ("red", "green", "blue")]
+    alone = np.concatenate([embed(small_steps, text) for text in texts])
+    assert oracle.cosines(alone, np.roll(alone, 1, axis=0)).max() < 0.95
+    others = [f"client {number} " * (1 + number % 9) for number in range(50)]
+    answers = embed_at_once(small_steps, [value for other in others for value in (texts, other)])
+    assert min(oracle.cosines(vectors, alone).min() for vectors in answers[::2]) >= 0.9999
+
+
+def test_one_text_a_step_gives_the_same_bits_beside_others(minilm_folder: Path) -> None:
+    with ServerProcess("--model", "minilm", "--port", "0", "--max-batch-seqs", "1") as server:
+        server.ready()
+        alone = np.concatenate([embed(server, text) for text in TEXTS])
+        answers = embed_at_once(server, [list(TEXTS), *(f"client {n} " * (1 + n % 9) for n in range(50))] * 3)
+    for vectors in answers[::51]:
+        np.testing.assert_array_equal(vectors, alone)
+
+
+@pytest.mark.parametrize("name", [None, *PROMPTS])
+def test_prompts_are_put_as_sentence_transformers_puts_them(
+    small_steps: ServerProcess, prompted_folder: Path, name: str | None
+) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    texts = ["hello", "What is deep learning", "风急天高猿啸哀", "سلام. چه طوری؟", " a  b\n"]
+    model = SentenceTransformer(str(prompted_folder), device="cpu")
+    theirs = model.encode(texts, prompt_name=name, normalize_embeddings=True)
+    assert oracle.cosines(embed(small_steps, texts, prompt_name=name), theirs).min() >= 0.9999
+
+
+def test_only_tokens_count_towards_the_limit(server: ServerProcess) -> None:
+    """Of a text of half a million characters, nearly all of them blanks, nothing is cut or refused."""
+    status, answer = server.post(EMBED, {"input": "A man is" + " " * 500_000 + "eating food."})
+    assert (status, answer["usage"]["prompt_tokens"]) == (200, 8)
+    assert oracle.cosines(np.array([answer["data"][0]["embedding"]]), embed(server, TEXTS[0]))[0] > 0.999999
 
 
 def test_the_loop_is_free_while_a_long_forward_runs(server: ServerProcess) -> None:

@@ -71,7 +71,10 @@ async def test_what_is_too_long_is_cut_on_the_side_that_was_named(
     ("path", "body", "words"),
     [
         ("/embed", {}, "inputs is missing"),
+        ("/embed", {"inputs": None}, "inputs is missing"),
         ("/embed", {"inputs": ""}, "inputs is an empty string"),
+        ("/embed", {"inputs": []}, "inputs is an empty list"),
+        ("/embed", {"inputs": [[]]}, "inputs[0] is empty"),
         ("/embed", {"inputs": ["a", ""]}, "inputs[1] is empty"),
         ("/embed", {"inputs": "a" * 600}, "inputs[0] has 602 tokens; this model takes at most 512"),
         ("/embed", {"inputs": [30_000]}, "inputs[0] is token id 30000"),
@@ -117,6 +120,15 @@ async def test_similarity_is_the_cosine_in_the_request_s_order(server: Served) -
             reply.value, [source @ expected(text_ids(text)) for text in sentences], atol=1e-6
         )
         assert abs(reply.value[0] - 1) < 1e-6
+
+
+@pytest.mark.parametrize(("direction", "kept"), [(None, "a" * 510), ("Left", "a" * 420 + "b" * 90)])
+async def test_similarity_cuts_when_asked_to(server: Served, direction: str | None, kept: str) -> None:
+    inputs = {"source_sentence": "a" * 600 + "b" * 90, "sentences": [kept, "c"]}
+    parameters = {"truncate": True, "truncation_direction": direction}
+    reply = await server.embed({"inputs": inputs, "parameters": parameters}, path="/similarity")
+    source, other = (expected(text_ids(text)).astype(float) for text in (kept, "c"))
+    np.testing.assert_allclose(reply.value, [1.0, source @ other], atol=1e-6)
 
 
 async def test_the_root_takes_msgpack_too(server: Served) -> None:

@@ -149,12 +149,19 @@ def test_more_sequences_than_scratch_rows(device, poisoned):
     _check(outputs, _pooled(hidden, lengths, "mean"))
 
 
-def test_long_mean_keeps_its_digits(device, poisoned):
-    """4096 tokens around 100: bf16 sums would be off by whole units."""
-    hidden = (100 + torch.randn(4096, 16, device=device)).to(torch.bfloat16)
-    outputs = _outputs(poisoned, 1, 16, False)
-    jit.mean_pool(hidden, _offsets([4096], device), outputs, pooling.pool_scratch(16, device))
+@pytest.mark.parametrize("module", [jit, pooling], ids=["triton", "plain"])
+def test_long_mean_keeps_its_digits(module, device):
+    """4096 tokens around 100: bf16 sums would be off by whole units, so would be those of normed rows."""
+    where = device if module is jit else "cpu"
+    hidden = (100 + torch.randn(4096, 16, device=where)).to(torch.bfloat16)
+    offsets, scratch = _offsets([4096], where), pooling.pool_scratch(16, where)
+    outputs = Outputs(torch.full((1, 16), float("nan"), device=where))
+    module.mean_pool(hidden, offsets, outputs, scratch)
     _check(outputs, _pooled(hidden, [4096], "mean"))
+    norm = RmsNorm(torch.ones(16, device=where, dtype=torch.bfloat16), 1e-6)
+    normed = torch.nn.functional.rms_norm(2 * hidden.double(), (16,), eps=norm.eps)
+    module.norm_mean_pool(pooling.LastHidden(hidden, hidden, norm), offsets, outputs, scratch)
+    _check(outputs, _pooled(normed, [4096], "mean"))
 
 
 @pytest.mark.parametrize("num_seqs", [1, 3, 100, 512, 1000])

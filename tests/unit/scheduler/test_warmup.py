@@ -8,13 +8,14 @@ import pytest
 from rose.batch import EngineInfo, RaggedBatch
 from rose.errors import EngineDeadError
 from scheduler.cost_model import CostPoint
+from scheduler.errors import SchedulerError
 from scheduler.options import SchedulerOptions
 from scheduler.pacing import Pacer
 from scheduler.queue import SequenceQueue
 from scheduler.sequence import Job
-from scheduler.warmup import measure
+from scheduler.warmup import measure, warm_up
 from tests.fakes import FakeEngine, fake_info
-from tests.scheduling import sequence
+from tests.scheduling import batching, sequence
 from tests.virtual_loop import run_virtual
 
 # What an H200 takes for a 0.6B model, in ms: no batch of under 4096 tokens is within 2 % of the best rate.
@@ -92,3 +93,15 @@ def test_a_dead_engine_is_told() -> None:
     engine.die()
     with pytest.raises(EngineDeadError):
         measured(engine)
+
+
+def test_a_first_step_that_hangs_ends_the_warm_up_when_its_time_is_over() -> None:
+    async def scenario() -> float:
+        engine = FakeEngine(service_s=0.001)
+        engine.hang_next()
+        async with batching(engine, step_timeout_s=30.0) as batcher:
+            with pytest.raises(SchedulerError, match="step_timeout_s=30"):
+                await warm_up(batcher, engine.info)
+            return asyncio.get_running_loop().time()
+
+    assert run_virtual(scenario()) == pytest.approx(30.0, abs=0.1)
