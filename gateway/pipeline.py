@@ -288,10 +288,10 @@ class Pipeline:
             return inputs.sequences
         tokenizer, template = self.tokenizer, self.tokenizer.special_tokens
         max_tokens = None
-        if job.truncate and not job.keep_end:
+        if job.truncate:
             around = 0 if job.special_tokens else len(template.prefix) + len(template.suffix)
             max_tokens = self._limit(job) + around
-        sequences = await tokenizer.encode(inputs.texts, max_tokens)
+        sequences = await tokenizer.encode(inputs.texts, max_tokens, ends=job.keep_end)
         if not job.special_tokens:
             sequences = [template.strip(ids) for ids in sequences]
         self.check_ids(sequences, inputs.place)

@@ -154,9 +154,11 @@ class _TracedPool(TokenizerPool):
         super().__init__(*settings)
         self._tracer = tracer
 
-    async def encode(self, texts: Sequence[str], max_tokens: int | None = None) -> list[Int32]:
+    async def encode(
+        self, texts: Sequence[str], max_tokens: int | None = None, *, ends: bool = False
+    ) -> list[Int32]:
         with self._span(texts):
-            return await super().encode(texts, max_tokens)
+            return await super().encode(texts, max_tokens, ends=ends)
 
     async def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:
         with self._span(texts):

@@ -110,6 +110,10 @@ class Tokenizer(Protocol):
         """
         ...
 
+    def encode_ends(self, texts: Sequence[str], max_tokens: int) -> list[Int32]:
+        """As `encode`; of a text of more than max_tokens ids perhaps only the last, at least so many."""
+        ...
+
     def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:
         """The tokens of each text, with the template's or without."""
         ...

@@ -6,6 +6,7 @@ every byte a token. These are the files of Qwen2, Qwen3, Llama 3, GPT-2, RoBERTa
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gateway.tokenization.added import read_added
+from gateway.tokenization.ends import BLANK, parting
 from gateway.tokenization.kernels import bpe, scanner
 from gateway.tokenization.kernels.arrays import Array, Bytes, Int64, UInt64
 from gateway.tokenization.kernels.trie import build_trie
@@ -30,6 +32,11 @@ class BpeKernel:
     contents: tuple[str, ...]
 
     name = "byte-level BPE"
+
+    @property
+    def parting(self) -> re.Pattern[str] | None:
+        """See Kernel."""
+        return parting(self.tokens, BLANK)
 
     def prepare(self, text: str) -> bytes | None:
         """See Kernel. Added tokens are looked for in the text as it was, so normalising must not hide one."""

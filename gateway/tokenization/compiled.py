@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from gateway.tokenization.base import PairTokens, SpecialTokens, Token
+from gateway.tokenization.ends import end_of
 from gateway.tokenization.huggingface import HuggingFaceTokenizer
 from gateway.tokenization.kernels.arrays import BLOCK, OK, REFER, ROOM, WORD, Int64, Output
 from gateway.tokenization.kernels.jit import addresses_of
@@ -20,6 +21,8 @@ _GROWTH = 4
 # A thread's memory that a giant text made larger than this is given back.
 _KEPT = 1 << 18
 _NO_LIMIT = 1 << 40
+# Most English texts have fewer.
+_CHARS_A_TOKEN = 6
 
 
 class _Workspace:
@@ -139,6 +142,21 @@ class CompiledTokenizer:
         if max_tokens is not None and max_tokens < around:
             rows = [self._template.truncate(row, max_tokens) for row in rows]
         return rows
+
+    def encode_ends(self, texts: Sequence[str], max_tokens: int) -> list[Int32]:
+        """See Tokenizer. Reads as much of a text's end as that takes, where it can be parted."""
+        rows: dict[int, Int32] = {}
+        least = _CHARS_A_TOKEN * max_tokens
+        while len(rows) < len(texts):
+            left = [index for index in range(len(texts)) if index not in rows]
+            ends = [end_of(texts[index], least, self._kernel.parting) for index in left]
+            rows |= {
+                index: row
+                for index, end, row in zip(left, ends, self.encode(ends), strict=True)
+                if len(row) >= max_tokens or len(end) == len(texts[index])
+            }
+            least *= _GROWTH
+        return [rows[index] for index in range(len(texts))]
 
     def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:
         """The tokens of each text, with the template's or without."""

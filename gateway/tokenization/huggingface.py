@@ -103,6 +103,10 @@ class HuggingFaceTokenizer:
             return rows
         return [self._special_tokens.truncate(row, max_tokens) for row in rows]
 
+    def encode_ends(self, texts: Sequence[str], max_tokens: int) -> list[Int32]:
+        """See Tokenizer. All of them."""
+        return self.encode(texts)
+
     def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:
         """The tokens of each text, with the template's or without."""
         encodings = self._backend.encode_batch(list(texts), add_special_tokens=special_tokens)

@@ -77,6 +77,10 @@ class LateTokenizer:
         """See Tokenizer."""
         return self._now.encode(texts, max_tokens)
 
+    def encode_ends(self, texts: Sequence[str], max_tokens: int) -> list[Int32]:
+        """See Tokenizer."""
+        return self._now.encode_ends(texts, max_tokens)
+
     def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:
         """See Tokenizer."""
         return self._reference.tokens(texts, special_tokens=special_tokens)

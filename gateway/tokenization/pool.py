@@ -46,15 +46,20 @@ class TokenizerPool:
         """What the tokenizer adds to two texts."""
         return self._tokenizer.pair_tokens
 
-    async def encode(self, texts: Sequence[str], max_tokens: int | None = None) -> list[Int32]:
-        """Ids of each text, i32[n], special tokens included, not padded. max_tokens: as Tokenizer.encode."""
+    async def encode(
+        self, texts: Sequence[str], max_tokens: int | None = None, *, ends: bool = False
+    ) -> list[Int32]:
+        """Ids of each text, i32[n], special tokens included, not padded.
+
+        max_tokens: as Tokenizer.encode; or, if `ends`, as Tokenizer.encode_ends.
+        """
+        work = partial(self._tokenizer.encode, max_tokens=max_tokens)
+        if ends and max_tokens is not None:
+            work = partial(self._tokenizer.encode_ends, max_tokens=max_tokens)
         if sum(map(len, texts)) <= self._inline_chars * self._tokenizer.speedup:
-            return self._tokenizer.encode(texts, max_tokens)
+            return work(texts)
         loop = asyncio.get_running_loop()
-        calls = [
-            loop.run_in_executor(self._threads, self._tokenizer.encode, part, max_tokens)
-            for part in _parts(texts)
-        ]
+        calls = [loop.run_in_executor(self._threads, work, part) for part in _parts(texts)]
         return [ids for rows in await asyncio.gather(*calls) for ids in rows]
 
     async def encode_bare(self, texts: Sequence[str], most: int | None = None) -> list[Int32]:

@@ -7,12 +7,14 @@ multilingual E5, T5 and mBART. The library writes older forms of them as newer o
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from gateway.tokenization.added import read_added
+from gateway.tokenization.ends import SPACE, parting
 from gateway.tokenization.kernels import unigram
 from gateway.tokenization.kernels.arrays import Array, Bytes, Float64, Int64
 from gateway.tokenization.kernels.charsmap import BLANKS, Charsmap, Classifier, read_charsmap
@@ -43,6 +45,12 @@ class UnigramKernel:
     tokens: list[dict[str, Any]]
 
     name = "unigram"
+
+    @property
+    def parting(self) -> re.Pattern[str] | None:
+        """See Kernel."""
+        split = self.tables.rules[unigram.SPLIT] or self.tables.rules[unigram.SPLIT_SPACES]
+        return parting(self.tokens, SPACE) if split else None
 
     def prepare(self, text: str) -> bytes:
         """See Kernel."""

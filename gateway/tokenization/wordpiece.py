@@ -6,6 +6,7 @@ MiniLM, MPNet, BGE, GTE and E5 in English.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from tokenizers import normalizers, pre_tokenizers
 
 from gateway.tokenization.added import read_added
+from gateway.tokenization.ends import BLANK, parting
 from gateway.tokenization.kernels import wordpiece
 from gateway.tokenization.kernels.arrays import Array, Bytes, Int64
 from gateway.tokenization.kernels.trie import build_trie
@@ -31,6 +33,11 @@ class WordPieceKernel:
     tokens: list[dict[str, Any]]
 
     name = "WordPiece"
+
+    @property
+    def parting(self) -> re.Pattern[str] | None:
+        """See Kernel."""
+        return parting(self.tokens, BLANK)
 
     def prepare(self, text: str) -> bytes:
         """See Kernel."""

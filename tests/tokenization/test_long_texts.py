@@ -55,6 +55,15 @@ def test_what_is_cut_is_not_read(form: str) -> None:
     assert cpu_s(tokenizer, text, 512) <= cpu_s(tokenizer, text) / 5
 
 
+@pytest.mark.parametrize("form", ONE_EACH)
+def test_the_beginning_is_not_read_where_the_end_is_kept(form: str) -> None:
+    tokenizer, text = both(form)[0], KINDS["one line"]
+    started_s = time.thread_time()
+    [row] = tokenizer.encode_ends([text], 512)
+    assert time.thread_time() - started_s <= cpu_s(tokenizer, text) / 5
+    assert 512 <= len(row) < 10_000
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("form", FORMS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,6 +66,21 @@ def test_every_byte_behind_words(form: str) -> None:
     ours, library = both(form)
     words = vocabulary(library)[::40]
     assert_same(ours, library, [chr(byte).join([word, word]) for word in words for byte in range(0, 256, 5)])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("max_tokens", [3, 20])
+def test_ends_are_those_of_the_whole(form: str, max_tokens: int) -> None:
+    ours, library = both(form)
+    words = [word.strip() for word in vocabulary(library)[::7]]
+    letters = random.Random(4).choices(
+        [*words, "the", "I'll", "a\nb", "<s>", "'s", "e\u0301", "字"], k=12_000
+    )
+    texts = [" ".join(letters[at : at + 100]) for at in range(0, len(letters), 100)] + ["", "x", "y" * 999]
+    for own, other in zip(ours.encode_ends(texts, max_tokens), library.encode(texts), strict=True):
+        cut = [ours.special_tokens.truncate(row, max_tokens, keep_end=True).tolist() for row in (own, other)]
+        assert cut[0] == cut[1]
+        assert len(own) == len(other) or len(own) >= max_tokens
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -14,6 +15,11 @@ class Kernel(Protocol):
     @property
     def name(self) -> str:
         """Its algorithm, for /info."""
+        ...
+
+    @property
+    def parting(self) -> re.Pattern[str] | None:
+        """Where a text can be parted, before the second character, and its ids with it; None: nowhere."""
         ...
 
     def prepare(self, text: str) -> bytes | None:
