@@ -13,6 +13,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from rose.engine import load_engine
+from rose.engine_options import EngineOptions
 from rose.errors import ModelLoadError
 from rose.weights import DummyWeights, MappedWeights, open_weights
 
@@ -173,6 +175,22 @@ def test_files_are_mapped_not_copied(tmp_path: Path, name: str) -> None:
     tensor = open_weights(tmp_path).tensor("big", (8 << 20,))
     assert tensor.sum() == 8 << 20
     assert anonymous_kb() - before < 16 << 10
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="no peak of memory to reset")
+def test_a_load_takes_little_more_memory_than_the_model(minilm_folder: Path) -> None:
+    """The mapped pages and the tensors made of them come to less than one and a half models at any moment."""
+
+    def peak_kb() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+    model_kb = (minilm_folder / "model.safetensors").stat().st_size >> 10
+    options = EngineOptions(device="cpu", num_threads=1, max_model_len=64, max_batch_tokens=64)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is what there is now
+    before_kb = peak_kb()
+    load_engine(minilm_folder, options, dummy=False, model_name="minilm").close()
+    assert peak_kb() - before_kb < 1.5 * model_kb
 
 
 def test_dummy_weights_depend_on_seed_name_and_shape_alone() -> None:
