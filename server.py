@@ -351,6 +351,15 @@ def yield_between_forwards() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
+def limit_tokenizer_threads(count: int) -> None:
+    """Have the `tokenizers` library take so many threads for a list, unless the environment says otherwise.
+
+    It reads this once, at its first list. By default it has a thread for each core, however many those are,
+    and the event loop no core of its own.
+    """
+    os.environ.setdefault("RAYON_NUM_THREADS", str(count))
+
+
 def failed(error: Exception) -> int:
     """Say in one line why nothing could be done."""
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
@@ -364,6 +373,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["verify"]:
         return verify(arguments[1:])
     options = parse_options(arguments)
+    limit_tokenizer_threads(options.gateway.tokenizer_threads)
     set_up_logging(options.log_level)
     print_settings(describe(options))
 

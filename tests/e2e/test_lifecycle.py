@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import socket
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.e2e.fake_server import DEADLY, HANGING, SLOW, SLOW_LOAD_SEED
 from tests.e2e.server_process import FAKE, ServerProcess, run_to_end
@@ -155,6 +157,26 @@ def test_a_taken_port_is_found_before_anything_is_loaded(taken_port: str) -> Non
         f"error: cannot listen on 127.0.0.1:{taken_port}: another process listens there; "
         "choose another --port or --host"
     ]
+
+
+def test_a_list_is_tokenised_by_as_many_threads_as_were_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by one for each core, by a library that starts its own."""
+    words = Tokenizer(models.WordLevel({"word": 0, "other": 1}, unk_token="other"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.save(str(tmp_path / "tokenizer.json"))
+    count = (os.cpu_count() or 1) + 3
+    monkeypatch.delenv("RAYON_NUM_THREADS", raising=False)
+    flags = ("--tokenizer", str(tmp_path), "--tokenizer-threads", str(count))
+    with ServerProcess(*DUMMY, *flags, program=FAKE) as server:
+        before = threads(server.ready().pid)
+        assert server.post(EMBED, {"input": ["word " * 500] * 64})[0] == 200
+        assert count <= threads(server.pid) - before <= count + 2  # and the one that waits for them
+
+
+def threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
 
 def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
