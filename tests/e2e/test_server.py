@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shlex
@@ -280,9 +281,10 @@ def listening_and_connected(pid: int) -> tuple[int, int]:
     """TCP and UDP sockets of a process by the kernel's tables, whoever opened them."""
     inodes = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
-        target = str(entry.readlink())
-        if target.startswith("socket:["):
-            inodes.add(target[8:-1])
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            target = str(entry.readlink())
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
     listening = connected = 0
     for table in ("tcp", "tcp6", "udp", "udp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
