@@ -71,7 +71,7 @@ class _Workspace:
             larger[: len(self._output.ids)] = self._output.ids
             self._output = self._output._replace(ids=larger)
         elif code == WORD:
-            self._word_bytes *= _GROWTH
+            self._word_bytes = max(_GROWTH * self._word_bytes, int(self._output.cursor[1]))
             self._scratch = self._kernel.scratch(self._word_bytes)
         self._memory = self._addresses()
 

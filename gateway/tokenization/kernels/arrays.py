@@ -50,7 +50,8 @@ class Words(NamedTuple):
 class Output(NamedTuple):
     """Where ids go. ids: i32[c]. bounds: i64[n + 1], text t's are ids[bounds[t]:bounds[t + 1]].
 
-    cursor: i64[3]: the text to go on with, the block that the answer is about, the most ids of a text's own.
+    cursor: i64[3]: the text to go on with; the BLOCK that the answer is about, or the least bytes of a WORD;
+    the most ids of a text's own.
     prefix, suffix: i32[p] and i32[s], ids around every text.
     """
 

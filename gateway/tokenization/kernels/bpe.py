@@ -260,6 +260,7 @@ def _add_word(text: Bytes, start: int, end: int, memory: Int64) -> int:
     out = state[OUT]
     if end - start > MAX_WORD:
         if end - start > len(array_at(memory, _SYMBOLS, np.int32)):
+            state[_MISSING] = end - start
             return WORD
         out = _merge_word(text, start, end, memory, out)
     else:
