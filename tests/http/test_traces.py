@@ -209,7 +209,7 @@ async def test_an_exporter_that_hangs_and_fails_touches_no_request() -> None:
         async with asyncio.timeout(30), serving(tracing=tracing) as server:
             for _ in range(20):  # more than the queue takes
                 assert (await server.embed({"input": [1]})).status == 200
-            assert exporter.tried.is_set()
+            assert await asyncio.to_thread(exporter.tried.wait, 10)
             exporter.released.set()
             assert (await server.embed({"input": [1]})).status == 200
     finally:

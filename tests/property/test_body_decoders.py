@@ -21,7 +21,9 @@ from gateway.schemas import decode
 KINDS = [kind for work in WORK if isinstance(kind := work.request, type)]
 SETTINGS = settings(max_examples=400, deadline=None)
 
-texts = st.text(alphabet=st.one_of(st.characters(), st.sampled_from('[]{},"\\')), max_size=12)
+# MessagePack's strings are UTF-8, in which no half of a pair can be written; JSON can write one by its number.
+characters = st.characters(exclude_categories=["Cs"])
+texts = st.text(alphabet=st.one_of(characters, st.sampled_from('[]{},"\\')), max_size=12)
 leaves = st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(), texts)
 values = st.recursive(
     leaves,
