@@ -21,7 +21,7 @@ from gateway.schemas import decode
 KINDS = [kind for work in WORK if isinstance(kind := work.request, type)]
 SETTINGS = settings(max_examples=400, deadline=None)
 
-# MessagePack's strings are UTF-8, in which no half of a pair can be written; JSON can write one by its number.
+# MessagePack's strings are UTF-8, in which no half of a surrogate pair can be written; JSON can.
 characters = st.characters(exclude_categories=["Cs"])
 texts = st.text(alphabet=st.one_of(characters, st.sampled_from('[]{},"\\')), max_size=12)
 leaves = st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(), texts)
