@@ -86,7 +86,7 @@ def _build(text: Bytes, bounds: Int64, values: Int32) -> Int64:
                 break
             slot += 1
             misses += 1
-        if misses > 512:  # a crowded stretch: later nodes do not try it again
+        if misses > 16:  # a crowded stretch: later nodes do not try it again
             free += (slot - free) // 2
         nodes[node] |= base << _BASE_AT
         is_base[base] = 1
