@@ -15,7 +15,7 @@ import numpy as np
 
 from gateway.tokenization.added import read_added
 from gateway.tokenization.ends import SPACE, parting
-from gateway.tokenization.kernels import unigram
+from gateway.tokenization.kernels import paths, unigram
 from gateway.tokenization.kernels.arrays import Array, Bytes, Float64, Int64
 from gateway.tokenization.kernels.charsmap import BLANKS, Charsmap, Classifier, read_charsmap
 from gateway.tokenization.kernels.trie import build_trie
@@ -27,11 +27,11 @@ _UNK_PENALTY = 10.0
 _MAX_MAPPED_BYTES = 70
 _COLLAPSE = [{"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": blank} for blank in (" ", _MARK)]
 _PLACES = {
-    "prefix": unigram.PREFIXES,
-    "collapse": unigram.COLLAPSE,
-    "strip": unigram.STRIP,
-    "split_spaces": unigram.SPLIT_SPACES,
-    "split": unigram.SPLIT,
+    "prefix": paths.PREFIXES,
+    "collapse": paths.COLLAPSE,
+    "strip": paths.STRIP,
+    "split_spaces": paths.SPLIT_SPACES,
+    "split": paths.SPLIT,
 }
 
 
@@ -40,7 +40,7 @@ class UnigramKernel:
     """See kernels/kernel.py. tokens: the file's added tokens."""
 
     charsmap: Charsmap
-    tables: unigram.Tables
+    tables: paths.Tables
     classifier: Classifier
     tokens: list[dict[str, Any]]
 
@@ -49,16 +49,16 @@ class UnigramKernel:
     @property
     def parting(self) -> re.Pattern[str] | None:
         """See Kernel."""
-        split = self.tables.rules[unigram.SPLIT] or self.tables.rules[unigram.SPLIT_SPACES]
+        split = self.tables.rules[paths.SPLIT] or self.tables.rules[paths.SPLIT_SPACES]
         return parting(self.tokens, SPACE) if split else None
 
     def prepare(self, text: str) -> bytes:
         """See Kernel."""
         return text.encode()
 
-    def scratch(self, word_bytes: int) -> unigram.Scratch:
+    def scratch(self, word_bytes: int) -> paths.Scratch:
         """See Kernel."""
-        return unigram.Scratch(
+        return paths.Scratch(
             np.empty(word_bytes, np.uint8),
             np.empty(word_bytes + 1, np.float64),
             np.empty(word_bytes + 1, np.int32),
@@ -106,11 +106,11 @@ def read_unigram(file: dict[str, Any]) -> UnigramKernel:
     rules = np.zeros(8, np.int64)
     for name, place in _PLACES.items():
         rules[place] = flags.get(name, False)
-    rules[unigram.BYTE_FALLBACK] = bool(file["model"].get("byte_fallback"))
-    rules[unigram.UNKNOWN_ID] = file["model"]["unk_id"]
-    rules[unigram.LONGEST] = max(4, *(len(piece.encode()) for piece, _ in file["model"]["vocab"]))
+    rules[paths.BYTE_FALLBACK] = bool(file["model"].get("byte_fallback"))
+    rules[paths.UNKNOWN_ID] = file["model"]["unk_id"]
+    rules[paths.LONGEST] = max(4, *(len(piece.encode()) for piece, _ in file["model"]["vocab"]))
     scores = np.append(scores, scores.min() - _UNK_PENALTY)
-    tables = unigram.Tables(trie, scores, byte_ids, added.trie, rules)
+    tables = paths.Tables(trie, scores, byte_ids, added.trie, rules)
     return UnigramKernel(charsmap, tables, classifier, file["added_tokens"])
 
 
