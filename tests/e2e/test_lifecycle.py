@@ -167,7 +167,8 @@ def test_a_list_is_tokenised_by_as_many_threads_as_were_asked_for(
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     words.save(str(tmp_path / "tokenizer.json"))
     count = (os.cpu_count() or 1) + 3
-    monkeypatch.delenv("RAYON_NUM_THREADS", raising=False)
+    for name in ("RAYON_NUM_THREADS", "TOKENIZERS_PARALLELISM"):
+        monkeypatch.delenv(name, raising=False)
     flags = ("--tokenizer", str(tmp_path), "--tokenizer-threads", str(count))
     with ServerProcess(*DUMMY, *flags, program=FAKE) as server:
         before = threads(server.ready().pid)

@@ -21,17 +21,17 @@ from tests.http.served import Served, serving, until
 
 
 def found() -> list[object]:
-    """Errors and jobs, of whatever test: what failed is kept for the report."""
+    """Errors and jobs that were made since the collector was last told to forget."""
     return [it for it in gc.get_objects() if isinstance(it, ApiError | SchedulerError | Job)]
 
 
 @pytest.fixture
 def left() -> Iterator[Callable[[], list[object]]]:
-    """Gives those that are still there of this test; the collector is off meanwhile."""
+    """Gives those of this test that are still there; the collector is off meanwhile."""
     gc.collect()
+    gc.freeze()  # what is found from here on is of this test
     gc.disable()
-    earlier = found()
-    yield lambda: [it for it in found() if not any(it is other for other in earlier)]
+    yield found
     gc.enable()
 
 
