@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CAPABILITY = (8, 9)
 # Widths of weights must be whole numbers of 16 bytes.
 MULTIPLE = 16
-# CUTLASS's kernel reads the scales of whole tiles. Source: pytorch issue 133334.
+# CUTLASS's kernel reads the scales of whole tiles. Source: pytorch/pytorch#133334.
 _TILE_ROWS = 256
 
 
