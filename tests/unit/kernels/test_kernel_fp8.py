@@ -52,7 +52,7 @@ def same(actual: Fp8Rows, expected: Fp8Rows) -> None:
     torch.testing.assert_close(actual.scale.cpu(), expected.scale, rtol=1e-5, atol=0)
     a, b = actual.values.cpu().float(), expected.values.float()
     torch.testing.assert_close(a, b, rtol=2.0**-3, atol=2.0**-8)
-    assert (a != b).float().mean() <= 0.01
+    assert (a != b).float().mean() <= 0.03  # a scale's last bit moves some; another rounding would move half
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
