@@ -245,7 +245,7 @@ class Server:
             await batcher.start()
             await warm_up(batcher, engine.info)
         except (SchedulerError, EngineError, TimeoutError) as error:
-            raise StartError(f"the model's first step failed: {error}") from error
+            raise StartError(f"the model's first step failed: {str(error) or 'it did not end'}") from error
         app = self._application(folder, tokenizer, engine, batcher)
         await self._port.serve(app)
         quiet_collector()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -33,8 +34,12 @@ async def warm_up(batcher: Batcher, info: EngineInfo) -> None:
         await batcher.run([_ids(length, info) for length in lengths][: info.max_batch_seqs])
 
 
-async def measure(engine: Engine, max_tokens: int) -> tuple[CostPoint, ...]:
+async def measure(
+    engine: Engine, max_tokens: int, clock: Callable[[], float] = time.perf_counter
+) -> tuple[CostPoint, ...]:
     """Times of steps of 1, 2, 4, ... sequences of 512 tokens, up to `max_tokens`, on an idle engine.
+
+    clock: in seconds; not uvloop's own, which ticks in milliseconds.
 
     So the first budget is the right one. Learned from requests alone, it grows by doubling, and batches that
     it cut are the only ones whose times it then sees: on an H200 requests of 5 x 512 tokens went on in steps
@@ -52,7 +57,7 @@ async def measure(engine: Engine, max_tokens: int) -> tuple[CostPoint, ...]:
     ):
         batch = RaggedBatch.pack([ids] * count)
         try:
-            ms = await _step_ms(engine, batch)
+            ms = await _step_ms(engine, batch, clock)
         except StepError as error:
             log.warning("no batch of %d tokens is timed: %s", batch.num_tokens, error)
             break
@@ -61,11 +66,10 @@ async def measure(engine: Engine, max_tokens: int) -> tuple[CostPoint, ...]:
     return tuple(points)
 
 
-async def _step_ms(engine: Engine, batch: RaggedBatch) -> float:
+async def _step_ms(engine: Engine, batch: RaggedBatch, clock: Callable[[], float]) -> float:
     """Milliseconds of one of many steps of `batch`, of which the next is launched while one runs."""
     for _ in range(_COLD_STEPS):
         await engine.step(batch)
-    clock = asyncio.get_running_loop().time
     started_s = clock()
     running = engine.step(batch)
     for _ in range(_TIMED_STEPS - 1):

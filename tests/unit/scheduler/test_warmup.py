@@ -31,7 +31,10 @@ def engine_of(info: EngineInfo) -> FakeEngine:
 
 
 def measured(engine: FakeEngine, max_tokens: int = 16_384) -> tuple[CostPoint, ...]:
-    return run_virtual(measure(engine, max_tokens))
+    async def timed() -> tuple[CostPoint, ...]:
+        return await measure(engine, max_tokens, asyncio.get_running_loop().time)
+
+    return run_virtual(timed())
 
 
 def test_steps_are_timed_by_doublings_two_in_flight() -> None:
