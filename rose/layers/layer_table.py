@@ -14,14 +14,14 @@ Line = dict[str, Any]
 def lines_of(case: Case, way: Way, m: int, us: tuple[float, float]) -> list[Line]:
     """What `way` says of every product of every mode from m rows on. us: a layer's, so and by the base.
 
-    Of launches only whether they are early: `rose.kernels.early` has one way for that.
+    Where its mode has products of its own, others' are the base's: the last layer ends by those. Of launches only whether they are early: `rose.kernels.early` has one way for that.
     """
     chosen: dict[FusedKey, str | None] = {
         (epilogue, *case.shapes[place]): None
         for epilogues in case.epilogues.values()
         for place, epilogue in epilogues.items()
     }
-    chosen |= products_of(case, way)
+    chosen |= products_of(case, case.base) | products_of(case, way)
     times = {"us": round(us[0], 2), "plain_us": round(us[1], 2)}
     early = way["early"] != "NO"
     return [
@@ -32,10 +32,10 @@ def lines_of(case: Case, way: Way, m: int, us: tuple[float, float]) -> list[Line
     ]
 
 
-def merged(old: Sequence[Line], new: Sequence[Line], resume: int) -> list[Line]:
+def merged(old: Sequence[Line], new: Sequence[Line], resume: int | None) -> list[Line]:
     """`old` with `new` in place of what it says of the same products from their first rows up to `resume`.
 
-    Lines that repeat the one for fewer rows are left out.
+    resume: where the old choice holds again; None: nowhere. Lines that repeat the one for fewer rows are left out.
     """
     kept: list[Line] = []
     for key in dict.fromkeys(_key(line) for line in [*old, *new]):
@@ -43,11 +43,8 @@ def merged(old: Sequence[Line], new: Sequence[Line], resume: int) -> list[Line]:
         mine = sorted((line for line in new if _key(line) == key), key=_rows)
         if mine:
             below = [line for line in before if _rows(line) < _rows(mine[0])]
-            above = [line for line in before if _rows(line) > resume]
-            serving = [line for line in before if _rows(line) <= resume]
-            none = {**mine[-1], "kernel": None, "early": False}
-            again = (serving[-1] if serving else none) | {"min_m": resume}
-            before = [*below, *mine, again, *above]
+            again = [] if resume is None else _from(before, resume, mine[-1])
+            before = [*below, *mine, *again]
         last = (None, False)
         for line in before:
             said = (line["kernel"], line.get("early", False))
@@ -55,6 +52,14 @@ def merged(old: Sequence[Line], new: Sequence[Line], resume: int) -> list[Line]:
                 kept.append(line)
             last = said
     return kept
+
+
+def _from(lines: Sequence[Line], rows: int, like: Line) -> list[Line]:
+    """What `lines`, by rising rows, say from so many on; no kernel where they say nothing."""
+    serving = [line for line in lines if _rows(line) <= rows]
+    none = {**like, "kernel": None, "early": False}
+    again = (serving[-1] if serving else none) | {"min_m": rows}
+    return [again, *(line for line in lines if _rows(line) > rows)]
 
 
 def _key(line: Mapping[str, Any]) -> tuple[str, int, int]:

@@ -16,7 +16,7 @@ import torch
 from rose.aot.products import HEAD_DIM, Epilogue, ProductKernel
 from rose.kernels.fp8 import Fp8Rows, quantized
 from rose.kernels.fused import TABLE_PATH, FusedGemm, load
-from rose.kernels.tables import in_use, read_choices, say, tuner_parser
+from rose.kernels.tables import say, tuner_parser
 from rose.layers.fp8_linear import Fp8Gated, Fp8Linear
 from rose.layers.layer_case import built
 from rose.layers.tune_fused import DECODERS, MIN_GAIN, NUM_LAYERS, Line, forced, layer_us, write
@@ -94,7 +94,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure and write."""
     arguments = tuner_parser("rose.layers.tune_fp8", __doc__, TABLE_PATH, budget_s=60.0).parse_args(argv)
     deadline = time.monotonic() + arguments.budget_s
-    kept = [row for row in in_use(TABLE_PATH, read_choices) if not row["epilogue"].startswith("fp8")]
     lines: list[Line] = []
     with torch.inference_mode():
         for shape in DECODERS:
@@ -106,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 (shape.hidden, shape.inner),
             ):
                 lines += tune(weight, False, deadline)
-            write(arguments.out, [*kept, *lines])
+            write(arguments.out, lines, ROWS)
     say(f"wrote {arguments.out}")
 
 

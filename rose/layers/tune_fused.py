@@ -3,8 +3,10 @@
     python -m rose.layers.tune_fused [--out FILE.json]
 
 Every way is timed over the weights of 28 layers in one CUDA graph, as in a model: one weight would stay in
-the L2 cache and look faster than it is. The decoder's four kernels are chosen together, since each leaves the
-next what only that one takes. Stops at --budget-s and writes what it has.
+the L2 cache and look faster than it is. The decoder's four kernels serve together or not at all, since each
+leaves the next what only that one takes; one after another is chosen. Which is fastest changes with every 128
+rows, as tiles fill or overfill a wave of multiprocessors: so many numbers of rows are measured. Of fewer than
+2048 the table in use stays (rose.layers.tune_layers). Stops at --budget-s and writes what it has.
 """
 
 from __future__ import annotations
@@ -13,31 +15,38 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from rose.aot.products import DEFAULT_PRODUCTS, HEAD_DIM, HEAD_EPS, Epilogue
-from rose.kernels.fused import TABLE_PATH, FusedGemm, FusedLookup, load
+from rose.aot.products import HEAD_DIM, HEAD_EPS, Epilogue, ProductKernel
+from rose.kernels.early import Early, launching
+from rose.kernels.fused import TABLE_PATH, FusedGemm, FusedKey, FusedLookup, load
 from rose.kernels.norm import RmsNorm, add_rms_norm
 from rose.kernels.rope import QkRope, rope_table
-from rose.kernels.tables import say, tuner_parser, write_choices
+from rose.kernels.tables import in_use, read_choices, say, tuner_parser, write_choices
 from rose.kernels.timing import graph_us
 from rose.layers.decoder import DecoderLayer
 from rose.layers.fused_decoder import FusedDecoder, LayerWeights
+from rose.layers.layer_case import built
+from rose.layers.layer_table import merged
 from rose.layers.projection import BiasedProjection, GatedProjection, Projection
 from rose.layers.workspace import DecoderBuffers
 
 NUM_LAYERS = 28
-ROWS = (512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384, 51200)
+# Of 2048 to 8192 tokens every number that buckets have, then some: a wave more or less matters less there.
+ROWS = (*range(2048, 8193, 256), *range(9216, 12289, 1024), 12800, 13312, 14336, 15360, 16384, 25600, 51200)
 # What is there without keeps a shape unless a kernel is at least this much faster.
 MIN_GAIN = 0.02
 
 # (epilogue, n, k) and, at each number of rows, the chosen kernel and both times in µs a layer.
 Line = dict[str, object]
 Kernels = Mapping[Epilogue, FusedGemm]
+# One kernel, or several to choose from, for each product.
+Chosen = Mapping[FusedKey, FusedGemm]
+Places = Mapping[FusedKey, Sequence[FusedGemm]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,75 +69,96 @@ def forced(kernels: Kernels) -> FusedLookup:
     return lambda epilogue, m, n, k: kernels.get(epilogue)
 
 
+def chosen_alone(chosen: Chosen) -> FusedLookup:
+    """These kernels for these products, and no others."""
+    return lambda epilogue, m, n, k: chosen.get((epilogue, n, k))
+
+
 def candidates(epilogue: Epilogue) -> list[FusedGemm]:
     """The kernels with that epilogue that are built."""
-    loaded = [load(kernel) for kernel in DEFAULT_PRODUCTS if kernel.epilogue == epilogue]
-    return [gemm for gemm in loaded if gemm is not None]
+    gemms = (load(ProductKernel.parse(name)) for name in built(epilogue) if name is not None)
+    return [gemm for gemm in gemms if gemm is not None]
 
 
 def layer_us(enqueue: Callable[[], object], num_rows: int) -> float:
     """Microseconds a layer of what enqueues NUM_LAYERS of them."""
-    replays, rounds = (2, 2) if num_rows > 8192 else (5, 3)
+    replays, rounds = (2, 2) if num_rows > 8192 else (3, 2)
     return graph_us(enqueue, replays, rounds) / NUM_LAYERS
 
 
 def fastest(
-    ways: Sequence[Kernels], enqueue: Callable[[FusedLookup], Callable[[], object]], m: int
-) -> tuple[Kernels, float, float]:
-    """The best of `ways` (or none of them), its time and that without, in µs a layer."""
-    plain_us = layer_us(enqueue(forced({})), m)
-    best: Kernels = {}
-    best_us = plain_us * (1 - MIN_GAIN)
-    for way in ways:
-        us = layer_us(enqueue(forced(way)), m)
-        if us < best_us:
-            best, best_us = way, us
-    return best, best_us if best else plain_us, plain_us
+    places: Places, start: Chosen, us_of: Callable[[Chosen], float]
+) -> tuple[Chosen, tuple[float, float]]:
+    """The best kernels (or none), their time and that without; from `start` on, a place at a time."""
+    plain_us = us_of({})
+    if not all(places.values()):
+        return {}, (plain_us, plain_us)
+    best: Chosen = {key: start.get(key, kernels[0]) for key, kernels in places.items()}
+    best_us = us_of(best)
+    for key, kernels in places.items():
+        for kernel in kernels:
+            tried = {**best, key: kernel}
+            us = best_us if kernel is best[key] else us_of(tried)
+            if us < best_us:
+                best, best_us = tried, us
+    return (best, (best_us, plain_us)) if best_us < plain_us * (1 - MIN_GAIN) else ({}, (plain_us, plain_us))
 
 
 def tune_widening(shape: tuple[int, int], deadline: float) -> Iterator[Line]:
     """GELU of an encoder's first feed-forward product."""
     n, k = shape
     weights, bias = [_random(n, k) for _ in range(NUM_LAYERS)], _random(n)
+    places: Places = {("gelu", n, k): candidates("gelu")}
     for m in _rows_until(deadline):
         x, out, partials = _random(m, k), _random(m, n), _random(8 * 1024 * n)
 
-        def enqueue(lookup: FusedLookup) -> Callable[[], object]:
+        def us_of(chosen: Chosen, m: int = m) -> float:
+            lookup = chosen_alone(chosen)
             layers = [BiasedProjection(weight, bias, True, lookup) for weight in weights]
-            return lambda: [layer(x, out, partials) for layer in layers]  # noqa: B023
+            return layer_us(lambda: [layer(x, out, partials) for layer in layers], m)  # noqa: B023
 
-        best, us, plain_us = fastest([{"gelu": gemm} for gemm in candidates("gelu")], enqueue, m)
-        yield _line("gelu", weights[0], m, best, (us, plain_us))
+        yield from _lines(places, m, *fastest(places, {}, us_of))
 
 
 def tune_decoder(shape: DecoderShape, deadline: float) -> Iterator[Line]:
     """SwiGLU by itself, then the four kernels of a layer in which divisions are left to the next product."""
     layers = [_layer(shape) for _ in range(NUM_LAYERS + 1)]
+    first = layers[0]
+    fused = FusedDecoder(layers, max(ROWS), forced({}))
+    gated: Places = {("swiglu", *first.gate_up.shape): candidates("swiglu")}
+    whole: Places = {
+        ("residual", *first.output.shape): candidates("residual"),
+        ("scaled-swiglu", *first.gate_up.shape): candidates("scaled-swiglu"),
+        ("residual", *first.down.shape): candidates("residual"),
+        ("rope", *first.qkv.shape): candidates("rope"),
+    }
+    swiglu: Chosen = {}
+    best: Chosen = {}
     for m in _rows_until(deadline):
-        rows = _buffers(layers[0], m)
+        rows = _buffers(first, m)
 
-        def gated(lookup: FusedLookup) -> Callable[[], object]:
+        def gated_us(chosen: Chosen, m: int = m) -> float:
+            lookup = chosen_alone(chosen)
             parts = [GatedProjection(layer.gate_up, lookup) for layer in layers[:NUM_LAYERS]]
-            return lambda: [part(rows.hidden, rows.wide, rows.narrow, rows.partials) for part in parts]  # noqa: B023
+            return layer_us(
+                lambda: [part(rows.hidden, rows.wide, rows.narrow, rows.partials) for part in parts],  # noqa: B023
+                m,
+            )
 
-        swiglu, us, plain_us = fastest([{"swiglu": gemm} for gemm in candidates("swiglu")], gated, m)
-        yield _line("swiglu", layers[0].gate_up, m, swiglu, (us, plain_us))
+        def whole_us(chosen: Chosen, m: int = m) -> float:
+            if not chosen:
+                plain = [_plain_layer(layer, chosen_alone(swiglu)) for layer in layers]  # noqa: B023
+                return layer_us(partial(_plain, plain, rows), m)  # noqa: B023
+            way = fused.using(chosen_alone(chosen))
+            way.prepare(rows)  # noqa: B023
+            with launching(Early.AFTER_WAIT):
+                return layer_us(partial(_steps, way, rows), m)  # noqa: B023
 
-        def whole(lookup: FusedLookup, m: int = m, swiglu: Kernels = swiglu) -> Callable[[], object]:
-            fused = FusedDecoder(layers, m, lookup)
-            if fused.takes(m):
-                fused.prepare(rows)  # noqa: B023
-                return partial(_steps, fused, rows)  # noqa: B023
-            return partial(_plain, [_plain_layer(layer, forced(swiglu)) for layer in layers], rows)  # noqa: B023
-
-        names: tuple[Epilogue, ...] = ("residual", "scaled-swiglu", "rope")
-        ways = [dict(zip(names, way, strict=True)) for way in product(*map(candidates, names))]
-        best, us, plain_us = fastest(ways, whole, m)
-        first = layers[0]
-        for weight in (first.output, first.down):
-            yield _line("residual", weight, m, best, (us, plain_us))
-        yield _line("scaled-swiglu", first.gate_up, m, best, (us, plain_us))
-        yield _line("rope", first.qkv, m, best, (us, plain_us))
+        swiglu, times = fastest(gated, swiglu, gated_us)
+        yield from _lines(gated, m, swiglu, times)
+        found, times = fastest(whole, best, whole_us)
+        best = found or best
+        yield from _lines(whole, m, found, times)
 
 
 def _steps(fused: FusedDecoder, rows: DecoderBuffers) -> None:
@@ -175,31 +205,43 @@ def _random(*shape: int) -> Tensor:
 
 
 def _rows_until(deadline: float) -> Iterator[int]:
-    for m in ROWS:
+    for m in sorted(ROWS):
         if time.monotonic() > deadline:
             say(f"out of time at {m} rows")
             return
         yield m
 
 
-def _line(epilogue: Epilogue, weight: Tensor, m: int, best: Kernels, times: tuple[float, float]) -> Line:
-    n, k = weight.shape
-    name = best[epilogue].kernel.name if epilogue in best else None
+def _lines(places: Places, m: int, best: Chosen, times: tuple[float, float]) -> Iterator[Line]:
     us, plain_us = (round(value, 2) for value in times)
-    say(f"{epilogue:13} [{n}, {k}] M={m:5} {plain_us:8.2f} us, best {us:8.2f} us: {name or 'not fused'}")
-    return {"epilogue": epilogue, "n": n, "k": k, "min_m": m, "kernel": name, "us": us, "plain_us": plain_us}
+    for key in places:
+        epilogue, n, k = key
+        name = best[key].kernel.name if key in best else None
+        say(f"{epilogue:13} [{n}, {k}] M={m:5} {plain_us:8.2f} us, best {us:8.2f} us: {name or 'not fused'}")
+        early = {"early": True} if name is not None and epilogue == "rope" else {}
+        yield {
+            "epilogue": epilogue,
+            "n": n,
+            "k": k,
+            "min_m": m,
+            "kernel": name,
+            **early,
+            "us": us,
+            "plain_us": plain_us,
+        }
 
 
-def write(path: Path, lines: Sequence[Line]) -> None:
-    """The table; choices that repeat the one for fewer rows are left out."""
-    kept: list[Line] = []
-    last: dict[tuple[object, ...], object] = {}
-    for line in lines:
-        key = (line["epilogue"], line["n"], line["k"])
-        if line["kernel"] != last.get(key):
-            kept.append(line)
-        last[key] = line["kernel"]
-    write_choices(path, torch.cuda.get_device_name(), kept)
+def write(path: Path, lines: Sequence[Line], measured: Sequence[int]) -> None:
+    """The table in use with these lines in it. measured: the numbers of rows that there was a time for.
+
+    From the first for which time did not suffice, a product's lines stay as they are.
+    """
+    table = in_use(TABLE_PATH, read_choices)
+    for key in dict.fromkeys((line["epilogue"], line["n"], line["k"]) for line in lines):
+        mine = [line for line in lines if (line["epilogue"], line["n"], line["k"]) == key]
+        last = max(int(str(line["min_m"])) for line in mine)
+        table = merged(table, mine, min((m for m in measured if m > last), default=None))
+    write_choices(path, torch.cuda.get_device_name(), table)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -212,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             lines += tune_widening(shape, deadline)
         for decoder in DECODERS:
             lines += tune_decoder(decoder, deadline)
-            write(arguments.out, lines)
+    write(arguments.out, lines, ROWS)
     say(f"wrote {arguments.out}")
 
 
