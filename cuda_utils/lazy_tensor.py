@@ -102,7 +102,7 @@ class LazyTensor(Generic[T]):
         try:
             self._value = finish(error)
         except Exception as raised:
-            self._error = raised
+            self._error = raised.with_traceback(None)  # which keeps this frame, and so `self`
 
     def __repr__(self) -> str:
         state = "running" if self._finish is not None else "failed" if self._error else "ready"

@@ -129,7 +129,7 @@ class _CpuStep:
             self._outcome = error
 
     def collect(self, error: DeviceError | None) -> BatchResult:
-        outcome = self._outcome
+        outcome, self._outcome = self._outcome, None  # an error's traceback keeps `self`
         if isinstance(outcome, BatchResult):
             return outcome
         if outcome is None:

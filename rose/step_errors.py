@@ -17,9 +17,12 @@ _CPU_ALLOCATOR = "DefaultCPUAllocator"
 
 
 def as_engine_error(error: Exception) -> EngineError:
-    """The engine error that `error`, raised while a step was launched or ran, stands for."""
+    """The engine error that `error`, raised while a step was launched or ran, stands for.
+
+    A new one always: raised from itself, an error would be its own cause, and stay until the collector runs.
+    """
     if isinstance(error, EngineError):
-        return error
+        return type(error)(*error.args)
     if _is_sticky(error):
         return EngineDeadError(f"the device can run no further step: {error}")
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or _CPU_ALLOCATOR in str(error):

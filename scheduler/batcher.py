@@ -306,6 +306,7 @@ class Batcher:
         except Exception as error:
             self._in_flight.finish(self._clock())
             self._step_failed(step.sequences, error)
+            error.__traceback__ = None  # it keeps this frame, whose step keeps the error: a cycle
             return
         now_s = self._clock()
         self._in_flight.finish(now_s)

@@ -8,26 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 
 from gateway.errors import ApiError
+from rose.batch import BatchResult
+from rose.errors import EngineError, StepError
 from scheduler.errors import SchedulerError
 from scheduler.options import SchedulerOptions
 from scheduler.sequence import Job
-from tests.fakes import FakeEngine
+from tests.fakes import FakeEngine, FakeLazyTensor
 from tests.http.served import Served, serving, until
 
 
 def found() -> list[object]:
-    """Errors and jobs that were made since the collector was last told to forget."""
-    return [it for it in gc.get_objects() if isinstance(it, ApiError | SchedulerError | Job)]
+    """Errors, jobs and steps that were made since the collector was last told to forget."""
+    kinds = ApiError | EngineError | SchedulerError | Job | FakeLazyTensor
+    return [it for it in gc.get_objects() if isinstance(it, kinds)]
 
 
 @pytest.fixture
-def left() -> Iterator[Callable[[], list[object]]]:
+def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[object]]]:
     """Gives those of this test that are still there; the collector is off meanwhile."""
+    log = logging.getLogger("scheduler.batcher")
+    monkeypatch.setattr(log, "disabled", True)  # pytest keeps what is logged
     gc.collect()
     gc.freeze()  # what is found from here on is of this test
     gc.disable()
@@ -75,3 +82,44 @@ async def test_full_late_and_cancelled_requests_leave_nothing_behind(
         await until(lambda: server.connections <= 3 and server.batcher.metrics.cancelled == 1)
         engine.finish()
         await until(lambda: not left())
+
+
+def _raises(engine: FakeEngine) -> None:
+    engine.raise_next(StepError("a bad launch"))
+
+
+def _raises_what_it_should_not(engine: FakeEngine) -> None:
+    engine.raise_next(RuntimeError("a bug in the engine"))
+
+
+def _fails(engine: FakeEngine) -> None:
+    engine.fail_next(StepError("a bad kernel"))
+
+
+def _has_no_memory(engine: FakeEngine) -> None:
+    engine.oom_above_seqs = 0
+
+
+def _is_of_another_width(engine: FakeEngine) -> None:
+    engine.hang_next()
+    asyncio.get_running_loop().call_later(0.01, lambda: engine.running.popleft().settle(_NARROW))
+
+
+_NARROW = BatchResult(np.zeros((2, 7), np.float32))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [_raises, _raises_what_it_should_not, _fails, _has_no_memory, _is_of_another_width],
+    ids=lambda fault: fault.__name__,
+)
+async def test_a_failed_step_leaves_nothing_behind(
+    left: Callable[[], list[object]], fault: Callable[[FakeEngine], None]
+) -> None:
+    """Neither one that failed before it was awaited nor one that did meanwhile."""
+    for service_s in (0.0, 0.005):
+        engine = FakeEngine(service_s=service_s)
+        async with serving(engine=engine) as server:
+            fault(engine)
+            assert (await server.embed({"input": [[1], [2]]})).status in (500, 503)
+            await until(lambda: not left())

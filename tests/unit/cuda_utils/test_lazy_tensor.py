@@ -93,6 +93,21 @@ def test_the_devices_error_reaches_finish_and_its_error_every_caller(run: Callab
     run(main)
 
 
+def test_a_failure_that_nobody_asks_for_leaves_nothing_for_the_collector() -> None:
+    def fail(_: DeviceError | None) -> None:
+        raise ValueError("step failed")
+
+    event = AskedEvent(1)
+    left, lazy = weakref.ref(event), LazyTensor(event, fail)
+    gc.disable()
+    try:
+        assert lazy.done
+        del lazy, event
+        assert left() is None
+    finally:
+        gc.enable()
+
+
 def test_many_awaiters_one_cancelled(run: Callable[..., None]) -> None:
     async def main() -> None:
         lazy = LazyTensor(AskedEvent(50), value_or_error)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,12 +16,16 @@ import numpy as np
 import pytest
 import torch
 
+from cuda_utils.lazy_tensor import LazyTensor
 from rose.attention.base import AttentionBackend
 from rose.batch import EngineInfo, RaggedBatch
-from rose.cpu_engine import CpuEngine
+from rose.cpu_engine import CpuEngine, _CpuStep
 from rose.device_batch import DeviceBatch, Outputs
-from rose.errors import EngineDeadError, OutOfMemoryError, StepError
+from rose.errors import EngineDeadError, EngineError, OutOfMemoryError, StepError
 from rose.limits import StepLimits
+from scheduler.batcher import Batcher
+from scheduler.errors import SchedulerError, StepFailed
+from scheduler.options import SchedulerOptions
 
 DIMENSIONS = 4
 INFO = EngineInfo("m", "bert", "float32", "cpu", DIMENSIONS, 100, 64, 128, 8, "mean", True, has_int8=True)
@@ -182,6 +188,35 @@ def test_a_failing_step_fails_alone(raised: Exception, expected: type[Exception]
     assert engine.stats()["failed_steps"] == 1
     assert engine.stats()["dead"] is None
     engine.close()
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, StepError])
+async def test_a_failed_step_leaves_nothing_for_the_collector(kind: type[Exception]) -> None:
+    """What a cycle keeps of a step are its tensors, until the collector runs, which is seldom."""
+
+    def fail(batch: DeviceBatch) -> None:
+        raise kind("a bad kernel")
+
+    def left() -> list[object]:
+        kinds = EngineError | SchedulerError | LazyTensor | _CpuStep
+        return [it for it in gc.get_objects() if isinstance(it, kinds)]
+
+    engine = engine_of(SumModel(fail))
+    batcher = Batcher(engine, SchedulerOptions())
+    await batcher.start()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        with contextlib.suppress(StepFailed):
+            await batcher.run([np.array([7], np.int32)])
+        assert batcher.metrics.batches_failed == 1
+        await asyncio.sleep(0.01)  # the worker's thread lets go of the step
+        assert left() == []
+    finally:
+        gc.enable()
+        await batcher.close(0.0)
+        engine.close()
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
