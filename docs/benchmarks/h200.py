@@ -11,10 +11,12 @@ DIR/<model>/<job>/ after every case, and DIR/h200.md. The same command again goe
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,6 +29,8 @@ from serving import ROOT, Server
 LEAST_S = 12.0
 # How much longer than its budget a suite may take before it is ended.
 GRACE_S = 15.0
+# The longest wait for a compiled tokeniser; the first start of a machine compiles it.
+TOKENIZER_S = 25.0
 DEFAULT_MODELS = ("pplx-embed", "bge-m3")
 
 
@@ -70,6 +74,7 @@ def measure(model: str, flags: argparse.Namespace, deadline_s: float | None) -> 
     with ExitStack() as servers:
         server = servers.enter_context(Server(*shapes, *SERVER_FLAGS.get(model, ())))
         say(f"{model}: ready after {time.perf_counter() - server.started_s:.1f} s")
+        wait_for_tokenizer(f"http://{server.host}:{server.port}/info")
         always = ["--url", f"http://{server.host}:{server.port}", "--resume", "--lines"]
         if flags.check:
             reference = servers.enter_context(Server(*shapes, program="docs/benchmarks/reference.py"))
@@ -78,6 +83,17 @@ def measure(model: str, flags: argparse.Namespace, deadline_s: float | None) -> 
             # What the client costs is the same in all of them.
             once = [] if number == 0 or job.suite == "short" else ["--no-overhead"]
             run(job, [*always, *once, *text_flags(job, flags)], flags.out / model, deadline_s)
+
+
+def wait_for_tokenizer(info_url: str) -> None:
+    """Until the server's own tokeniser is there: making it takes seconds of a core, and of the GIL."""
+    ends_s = time.monotonic() + TOKENIZER_S
+    while time.monotonic() < ends_s:
+        with urllib.request.urlopen(info_url) as answer:
+            if json.load(answer)["tokenizer"] != "tokenizers":
+                return
+        time.sleep(0.2)
+    say(f"the tokenizer is not there after {TOKENIZER_S:.0f} s; measured beside its making")
 
 
 def wanted(model: str, flags: argparse.Namespace) -> Iterator[Job]:
