@@ -29,6 +29,7 @@ from gateway.routes import (
     predict,
     rerank,
     score,
+    sequences,
     tei,
     tei_tokens,
     tokens,
@@ -82,6 +83,7 @@ def create_app(
         routes.wrapping = lambda path, work: tracing.work(path, names.names[0], work)
     _embeddings(routes, pipeline, names, options)
     _dialects(routes, pipeline, names, tokenizer)
+    routes.post((sequences.PATH,), sequences.Sequences(pipeline))
     routes.get(models.PATH, models.Models(names.names, info))
     routes.get(health.INFO_PATH, health.Info(info, options, names.names, describe))
     routes.get(health.HEALTH_PATH, probes.live, keyed=False)

@@ -14,6 +14,7 @@ import msgspec
 from gateway import error_bodies
 from gateway.errors import ErrorKind, ErrorShape
 from gateway.media import Media
+from gateway.replicas.wire import SequencesRequest, SequencesResponse
 from gateway.routes import (
     cohere,
     health,
@@ -24,6 +25,7 @@ from gateway.routes import (
     predict,
     rerank,
     score,
+    sequences,
     tei,
     tei_tokens,
     tokens,
@@ -157,6 +159,12 @@ WORK = (
             ErrorShape.COHERE,
         )
         for path in (cohere.V1_PATH, cohere.V2_PATH)
+    ),
+    Work(
+        (sequences.PATH,),
+        "Rows of token ids as the engine gives them: what gateways ask of replicas",
+        SequencesRequest,
+        (SequencesResponse,),
     ),
 )
 PAGES = (

@@ -108,7 +108,11 @@ class Served:
         self.port = runner.addresses[0][1]
         self._runner = runner
         self.url = f"http://127.0.0.1:{self.port}"
-        self.session = aiohttp.ClientSession(self.url, connector=aiohttp.TCPConnector(limit=0))
+        self.session = aiohttp.ClientSession(
+            self.url,
+            connector=aiohttp.TCPConnector(limit=0),
+            json_serialize=lambda value: msgspec.json.encode(value).decode(),  # bytes become base64
+        )
 
     async def send(self, method: str, path: str, **options: Any) -> Reply:
         """One request, as aiohttp's client sends it."""

@@ -31,6 +31,7 @@ WORK: dict[str, tuple[dict[str, Any], int]] = {
     "/v1/score": ({"text_1": "a", "text_2": "b"}, 200),
     "/v1/embed": ({"texts": ["a"]}, 200),
     "/v2/embed": ({"texts": ["a"]}, 200),
+    "/v1/sequences": ({"input_ids": b"\1\0\0\0"}, 200),
 }
 KEYED = [*(("POST", path) for path in WORK), ("GET", "/v1/models"), ("GET", "/info")]
 OPEN = [("GET", "/health"), ("GET", "/ready"), ("GET", "/metrics"), ("HEAD", "/health")]

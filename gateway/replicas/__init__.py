@@ -1,0 +1,1 @@
+"""Engines elsewhere: other servers, and processes of our own, behind one balancer."""

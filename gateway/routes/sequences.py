@@ -1,0 +1,44 @@
+"""POST /v1/sequences: what the engine gives of token ids, as it is; for gateways in front of this server."""
+
+from __future__ import annotations
+
+import time
+
+from gateway.exchange import Answer, Call
+from gateway.pipeline import Pipeline, Ready
+from gateway.rendering import answer, figures
+from gateway.replicas import wire
+from gateway.schemas import decode
+
+PATH = wire.PATH
+
+
+class Sequences:
+    """The route. All that a gateway's pipeline asks of an engine, it asks here."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    async def __call__(self, call: Call) -> Answer:
+        """Run what `call` holds.
+
+        Raises:
+            ApiError: the request is refused, or what tokens gave is not finite.
+            scheduler.errors.SchedulerError: see scheduler/errors.py.
+        """
+        started_s = time.perf_counter()
+        request = decode(wire.SequencesRequest, call.body, call.media)
+        asked = wire.read(request, self._pipeline.limits, self._pipeline.info)
+        num_tokens = sum(map(len, asked.sequences))
+        self._pipeline.check_total(num_tokens, "input_ids")
+        ready = Ready(
+            asked.sequences,
+            num_tokens,
+            started_s,
+            call.deadline,
+            asked.token_type_ids,
+            asked.spans,
+            asked.token_outputs,
+        )
+        embedded = await self._pipeline.run(ready, lambda rows: rows)
+        return answer(wire.answer(embedded), call.answer_media, figures(embedded))
