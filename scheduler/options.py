@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from scheduler.cost_model import CostPoint
 
@@ -45,5 +46,5 @@ class SchedulerOptions:
                 f"max_budget_tokens is {self.max_budget_tokens}; it must be at least"
                 f" min_budget_tokens, {self.min_budget_tokens}"
             )
-        if self.step_timeout_s <= 0:
-            raise ValueError(f"step_timeout_s is {self.step_timeout_s}; it must be above 0")
+        if not 0 < self.step_timeout_s < inf:
+            raise ValueError(f"step_timeout_s is {self.step_timeout_s}; it must be above 0, and finite")

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from tests.e2e.fake_server import DEADLY, DIMENSIONS, SLOW, STEP_S
+from tests.e2e.fake_server import DEADLY, DIMENSIONS, HANGING, SLOW, STEP_S
 from tests.e2e.server_process import FAKE, ServerProcess
 from tests.fakes import fake_vector
 from tests.http.served import byte_backend, text_ids
@@ -30,6 +30,8 @@ BLOCKER = [[SLOW]] * 3 * BATCH
 LARGE_ITEMS = 300  # of 256 floats in JSON: some 1.5 MB
 HUGE_ITEMS = 2000  # 10 MB: more than sockets hold
 SLOW_READ_S = 7.0
+HUNG_S = 1.0
+HUNG = f"tokens has not finished in step_timeout_s={HUNG_S:g}"
 # Long enough to be tokenised beside the loop for a while, and cut to what the model takes.
 TEXT = "word " * 100_000
 
@@ -183,6 +185,45 @@ def test_the_engine_s_death_with_64_in_flight_answers_all_and_ends_the_process(s
     assert {answer.status for answer in answers} <= {200, 503}
     assert all("scripted death" in answer.value["error"]["message"] for answer in dead)
     assert server.stderr == ["error: the engine is dead: scripted death"]
+
+
+def test_a_step_that_hangs_answers_all_and_ends_the_process() -> None:
+    """Its probes say so until it is gone; nobody has to kill it."""
+    flags = ("--load-format", "dummy", "--port", "0", "--step-timeout-s", str(HUNG_S))
+    with ServerProcess(*flags, program=FAKE) as server:
+        port = urlsplit(server.ready().url).port
+        assert port is not None
+
+        async def scenario() -> tuple[list[WireAnswer], list[int], float]:
+            under_way = [Client([[HANGING]]), *(Client([[n]]) for n in range(63))]
+            for client in under_way:
+                await client.send(port)
+            began_s = time.monotonic()
+            probing = asyncio.create_task(probe(port))
+            answers = await asyncio.gather(*(client.answer() for client in under_way))
+            return answers, await probing, time.monotonic() - began_s
+
+        answers, probes, taken_s = asyncio.run(scenario())
+        assert server.wait() == 3
+        (line,) = server.stderr
+        assert line.startswith("error: the engine is dead: a step of ") and line.endswith(HUNG)
+    assert HUNG_S * 0.8 < taken_s < HUNG_S + 2.0
+    assert [answer.status for answer in answers] == [503] * 64
+    assert all(HUNG in answer.value["error"]["message"] for answer in answers)
+    assert probes[0] == 200 and set(probes) <= {200, 503} and probes == sorted(probes)
+
+
+async def probe(port: int) -> list[int]:
+    """What /ready says, asked all the time, until nobody is there to ask."""
+    statuses = []
+    with suppress(OSError, asyncio.IncompleteReadError):
+        while True:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n")
+            statuses.append((await read_answer(reader)).status)
+            writer.close()
+            await asyncio.sleep(0.002)
+    return statuses
 
 
 def descendants(pid: int) -> set[int]:

@@ -38,7 +38,7 @@ def test_every_flag_reaches_its_room(tmp_path: Path) -> None:
         " --max-outstanding-requests 24 --body-timeout-s 25 --perplexity-max-items 26"
         " --perplexity-max-request-tokens 27 --cors-origin https://a --cors-origin https://b"
         " --head-timeout-s 28 --keepalive-timeout-s 29"
-        " --max-token-bytes 30 --max-outstanding-token-bytes 31"
+        " --max-token-bytes 30 --max-outstanding-token-bytes 31 --step-timeout-s 32"
     )
     options = server.parse_options(flags.split())
     engine, scheduler, gateway = options.engine, options.scheduler, options.gateway
@@ -50,6 +50,7 @@ def test_every_flag_reaches_its_room(tmp_path: Path) -> None:
         16,
         10,
     )
+    assert scheduler.step_timeout_s == 32
     assert (gateway.max_items, gateway.max_request_tokens, gateway.max_body_bytes) == (17, 18, 19)
     assert (gateway.request_timeout_s, gateway.tokenizer_threads, options.drain_s) == (20, 21, 22)
     assert (gateway.max_outstanding_requests, gateway.body_timeout_s) == (24, 25)
@@ -89,6 +90,10 @@ def test_a_key_from_the_environment_is_one_more(monkeypatch: pytest.MonkeyPatch)
         ("--max-graphs many", "argument --max-graphs: many is not a whole number of at least 1"),
         ("--max-items 0", "max_items is 0; it must be at least 1"),
         ("--max-waiting-seqs 0", "max_waiting_seqs is 0; it must be at least 1"),
+        ("--step-timeout-s 0", "step_timeout_s is 0.0; it must be above 0, and finite"),
+        ("--step-timeout-s nan", "step_timeout_s is nan; it must be above 0, and finite"),
+        ("--step-timeout-s inf", "step_timeout_s is inf; it must be above 0, and finite"),
+        ("--step-timeout-s soon", "argument --step-timeout-s: invalid float value: 'soon'"),
         ("--request-timeout-s 0", "request_timeout_s is 0.0; it must be more than 0"),
         ("--dtype int4", "argument --dtype: invalid choice: 'int4'"),
         ("--tokenizer /no/file", "argument --tokenizer: there is no file /no/file"),
