@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from rose.batch import EngineInfo, Int32, TokenOutput
-from scheduler.cost_model import CostModel
 from scheduler.errors import Backlog, QueueFull
 from scheduler.metrics import SchedulerMetrics
 from scheduler.options import SchedulerOptions
-from scheduler.queue import SequenceQueue
 
-_UNKNOWN_RETRY_S = 1.0  # retry-after before any step has been measured
+# Retry-after before any step has been measured, and where nothing waits: all is being sent, tokenised or run.
+_UNKNOWN_RETRY_S = 1.0
+
+
+class Waiting(Protocol):
+    """What waits, in sequences and tokens."""
+
+    num_seqs: int
+    num_tokens: int
+
+
+class Rate(Protocol):
+    """Knows how fast that goes."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Measured; 0 before anything was."""
+        ...
 
 
 def check_lengths(
@@ -71,9 +87,7 @@ def check_token_outputs(
         raise ValueError(f"sequence has {longest} tokens; a step gives {', '.join(token_outputs)} of {most}")
 
 
-def check_room(
-    queue: SequenceQueue, options: SchedulerOptions, cost: CostModel, num_tokens: int, num_seqs: int
-) -> None:
+def check_room(queue: Waiting, options: SchedulerOptions, cost: Rate, num_tokens: int, num_seqs: int) -> None:
     """Let a job pass if it fits beside what waits; a job of any size does when nothing waits.
 
     cost: knows the measured rate.
@@ -91,9 +105,9 @@ def check_room(
 
 
 def drain_s(metrics: SchedulerMetrics) -> float:
-    """Seconds until what waits now has been launched, at the measured rate."""
+    """Seconds until what waits now has been launched, at the measured rate; 1 if there is no telling."""
     return _drain_s(metrics.waiting_tokens, metrics.tokens_per_s)
 
 
 def _drain_s(waiting_tokens: int, tokens_per_s: float) -> float:
-    return waiting_tokens / tokens_per_s if tokens_per_s else _UNKNOWN_RETRY_S
+    return waiting_tokens / tokens_per_s if waiting_tokens and tokens_per_s else _UNKNOWN_RETRY_S

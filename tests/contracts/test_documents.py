@@ -70,6 +70,7 @@ def test_figures_in_the_documents_are_the_defaults(repo_root: Path) -> None:
         options.max_outstanding_requests,
         given.engine.max_token_bytes // 2**20,
         options.max_outstanding_token_bytes // 2**20,
+        given.scheduler.step_timeout_s,
         options.request_timeout_s,
     ]
 

@@ -42,6 +42,21 @@ async def test_more_requests_than_may_be_under_way_are_429_at_once() -> None:
         await server.assert_works()
 
 
+async def test_where_nothing_waits_a_refused_client_is_told_to_come_back_in_a_second() -> None:
+    engine = FakeEngine(service_s=0.02)
+    async with serving(GatewayOptions(max_outstanding_requests=1), engine=engine) as server:
+        for measured in (False, True):
+            engine._service_s = None
+            running = asyncio.ensure_future(server.embed({"input": [1]}))
+            await until(lambda: len(engine.running) == 1)
+            reply = await server.embed({"input": [2]})
+            assert (reply.status, (server.batcher.metrics.tokens_per_s > 0)) == (429, measured)
+            assert (reply.headers["Retry-After"], reply.headers["retry-after-ms"]) == ("1", "1000")
+            assert "retry in 1 s" in reply.error["message"]
+            engine.finish()
+            await running
+
+
 async def test_retry_after_is_what_waits_by_the_measured_rate() -> None:
     engine = FakeEngine(service_s=0.02)
     scheduling = SchedulerOptions(max_in_flight=1)
