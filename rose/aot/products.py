@@ -22,11 +22,16 @@ from typing import Literal, cast, get_args
 # unscaled-rope: the same of the product itself.
 # rms-swiglu, rms-rope: as scaled-swiglu and rope; the scale is 1 / root mean square of the row of x, computed
 #                in the kernel from the sums that residual stored.
+# ln-bias:       scale[m] * product + offset[m] * columns[n] + bias[n]: of rows whose LayerNorm was left to
+#                the product (see rose.layers.fused_encoder).
+# ln-gelu:       gelu of that.
+# ln-residual:   product + (scale[m] * residual + offset[m]) * columns[n] + bias[n], the residual being such
+#                rows; also stored: sums of that, and of its squares, over the tile's columns.
 # fp8:           scale[m] * scale[n] times the product of x and w in e4m3, stored as bf16.
 # fp8-swiglu:    swiglu of that.
 Epilogue = Literal[
     "plain", "bias", "swiglu", "scaled-swiglu", "rms-swiglu", "gelu", "residual", "rope", "unscaled-rope",
-    "rms-rope", "fp8", "fp8-swiglu",
+    "rms-rope", "ln-bias", "ln-gelu", "ln-residual", "fp8", "fp8-swiglu",
 ]  # fmt: skip
 EPILOGUES: tuple[Epilogue, ...] = get_args(Epilogue)
 

@@ -14,7 +14,8 @@ Line = dict[str, Any]
 def lines_of(case: Case, way: Way, m: int, us: tuple[float, float]) -> list[Line]:
     """What `way` says of every product of every mode from m rows on. us: a layer's, so and by the base.
 
-    Where its mode has products of its own, others' are the base's: the last layer ends by those. Of launches only whether they are early: `rose.kernels.early` has one way for that.
+    Other modes' are the base's, by which the last layer ends, or none. Of launches only whether they are
+    early: `rose.kernels.early` has one way for that.
     """
     chosen: dict[FusedKey, str | None] = {
         (epilogue, *case.shapes[place]): None
@@ -35,7 +36,8 @@ def lines_of(case: Case, way: Way, m: int, us: tuple[float, float]) -> list[Line
 def merged(old: Sequence[Line], new: Sequence[Line], resume: int | None) -> list[Line]:
     """`old` with `new` in place of what it says of the same products from their first rows up to `resume`.
 
-    resume: where the old choice holds again; None: nowhere. Lines that repeat the one for fewer rows are left out.
+    resume: where the old choice holds again; None: nowhere. Lines that repeat the one for fewer rows are left
+    out.
     """
     kept: list[Line] = []
     for key in dict.fromkeys(_key(line) for line in [*old, *new]):

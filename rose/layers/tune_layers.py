@@ -34,7 +34,7 @@ ROWS = (512, 1024, 768, 1536)
 # would start a second wave of tiles (docs/benchmarks/log.md).
 RESUME = 2048
 # The mode that a mode takes from what both have; only the rest is searched, and how kernels are launched.
-LIKE = {"heads": "plain", "factors": "sums"}
+LIKE = {"heads": "plain", "factors": "sums", "whole": "plain"}
 CASES: Mapping[str, Callable[[int, torch.device], Case]] = {"pplx-embed": DecoderCase, "bge-m3": EncoderCase}
 
 
@@ -141,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             lines += best_lines(case, results, rows)
     if arguments.table is not None:
         most = max(rows for _, rows in jobs)
-        resume = next((rows for rows in sorted({*ROWS, RESUME}) if rows > most), most + 1)
+        resume = next((rows for rows in sorted({*ROWS, RESUME}) if rows > most), None)
         table = merged(in_use(TABLE_PATH, read_choices), lines, resume)
         write_choices(arguments.table, torch.cuda.get_device_name(), table)
     say(f"wrote {arguments.out}")
