@@ -82,6 +82,7 @@ async def prepare(app: web.Application) -> web.AppRunner:
     runner = _Runner(
         app,
         handler_cancellation=True,
+        auto_decompress=False,  # it takes a body that was cut short for a whole one
         logger=HTTP_LOG,
         access_log=ACCESS_LOG,
         access_log_class=AccessLogger,

@@ -9,9 +9,7 @@ from http import HTTPStatus
 
 from aiohttp import hdrs, web
 from aiohttp.http import HttpVersion11
-from aiohttp.http_exceptions import ContentEncodingError
 
-from gateway.bodies import unknown_encoding
 from gateway.errors import INTERNAL_MESSAGE, ApiError, ErrorKind, ErrorShape, shown
 from gateway.exchange import REQUEST_ID, SERVER, refuse, request_id
 from gateway.metrics import ELSEWHERE, GatewayMetrics
@@ -57,16 +55,12 @@ class Strays:
         error.shape = self.shapes.get(request.path)
         return self._refuse(request, error)
 
-    def broken(
-        self, request: web.BaseRequest, status: int, raised: BaseException | None, message: str | None
-    ) -> web.Response:
+    def broken(self, request: web.BaseRequest, status: int, message: str | None) -> web.Response:
         """The answer to what is no HTTP, or for what broke in an unforeseen place; the connection closes."""
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             return self._refuse(request, ApiError(ErrorKind.INTERNAL, INTERNAL_MESSAGE, closes=True))
         if status == HTTPStatus.REQUEST_TIMEOUT:
             return self._refuse(request, ApiError(ErrorKind.HEAD_TIMEOUT, str(message), closes=True))
-        if isinstance(raised, ContentEncodingError):  # of aiohttp's own codings one that it has no module for
-            return self._refuse(request, unknown_encoding("one without a module here", closes=True))
         words = f"this is no HTTP request: {shown(' '.join(str(message).split()))}"
         return self._refuse(request, ApiError(ErrorKind.INVALID_HTTP, words, closes=True))
 

@@ -123,10 +123,9 @@ async def test_compressed_bodies_are_read_and_broken_ones_are_400(
     assert (await server.send("POST", PATHS[0], data=good, headers=headers)).status == 200
     reply = await server.send("POST", PATHS[0], data=b"\x1f\x8b\x08nonsense", headers=headers)
     assert (reply.status, reply.error["code"]) == (400, "invalid_body")
-    assert reply.headers["Connection"] == "close"
-    await until(lambda: server.connections == 0)
     assert not caplog.records
     await server.assert_works()
+    assert server.connections == 1
 
 
 HEAD = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
