@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 if sys.version_info >= (3, 14):
@@ -16,7 +16,7 @@ PART_BYTES = 1 << 16
 # Of those that follow one another in a body; each costs some microseconds and may hold nothing.
 MAX_MEMBERS = 1024
 # RFC 9659: a decoder of HTTP bodies needs no window above 8 MB. By default a frame may ask for 128 MB.
-_ZSTD_OPTIONS = {zstd.DecompressionParameter.window_log_max: 23}
+_ZSTD_OPTIONS: Mapping[int, int] = {zstd.DecompressionParameter.window_log_max: 23}
 _GZIP = 16 + zlib.MAX_WBITS
 _DEFLATE_METHOD = 8
 
