@@ -13,6 +13,7 @@ from scheduler.errors import (
     DeadlineExpired,
     Draining,
     EngineDead,
+    NoReplica,
     QueueFull,
     StepFailed,
     StepOutOfMemory,
@@ -148,6 +149,8 @@ def from_exception(error: Exception) -> ApiError:
         return error
     if isinstance(error, QueueFull):
         return ApiError(ErrorKind.OVERLOADED, str(error), headers=retry_headers(error.retry_after_s))
+    if isinstance(error, NoReplica):
+        return ApiError(ErrorKind.UNAVAILABLE, str(error), headers=retry_headers(error.retry_after_s))
     if isinstance(error, DeadlineExpired):
         return ApiError(ErrorKind.DEADLINE_EXPIRED, str(error))
     if isinstance(error, StepOutOfMemory):

@@ -60,3 +60,14 @@ class EngineDead(SchedulerError):  # noqa: N818
 
 class Draining(SchedulerError):  # noqa: N818
     """The server is shutting down: the job was not accepted, or not done before the drain ended."""
+
+
+class NoReplica(SchedulerError):  # noqa: N818
+    """Of several engines none could run the job: none serves, or those that were asked failed.
+
+    retry_after_s: when one may serve again.
+    """
+
+    def __init__(self, reason: str, retry_after_s: float) -> None:
+        super().__init__(f"{reason}; retry in {retry_after_s:.3g} s")
+        self.retry_after_s = retry_after_s

@@ -1,0 +1,175 @@
+"""A job cut into pieces that replicas take, and those that wait. Each change is one synchronous call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass, field
+
+from gateway.replicas.replica import Replica
+from rose.batch import BatchResult, EngineInfo, Int32, TokenOutput
+from scheduler.sequence import Job, Sequence
+
+# Tokens of a chunk. From some 4000 on a GPU gains nothing by more, and a chunk costs the gateway half a
+# millisecond; fewer than LEAST are not worth another replica's while.
+MOST_TOKENS, LEAST_TOKENS = 4096, 1024
+MOST_ROWS = 256
+# Chunks of ended jobs stay in the deque until they outnumber the live ones by so many; then one pass
+# removes them.
+_MOST_DEAD = 256
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """Some sequences of a job that lie side by side.
+
+    first: knows where their rows belong. input_ids: i32[n] each; token_type_ids, spans: see `Scheduler.run`.
+    tried: replicas that failed with it. attempts: how often a replica may have begun with it.
+    task, replica: what awaits it, and where it is, while it is under way. taken_back: why that was ended.
+    """
+
+    job: Job
+    first: Sequence
+    input_ids: list[Int32]
+    token_type_ids: list[Int32 | None] | None
+    spans: list[Int32 | None] | None
+    num_tokens: int
+    num_rows: int
+    tried: set[Replica] = field(default_factory=set)
+    attempts: int = 0
+    task: asyncio.Task[BatchResult] | None = None
+    replica: Replica | None = None
+    taken_back: str = ""
+
+    @property
+    def num_seqs(self) -> int:
+        """How many sequences it has."""
+        return len(self.input_ids)
+
+    @property
+    def token_outputs(self) -> frozenset[TokenOutput]:
+        """What is wanted of each token."""
+        return self.job.token_outputs
+
+
+def split(
+    job: Job,
+    input_ids: Rows[Int32],
+    token_type_ids: Rows[Int32 | None] | None,
+    spans: Rows[Int32 | None] | None,
+    limits: tuple[int, int],
+) -> Iterator[Chunk]:
+    """Chunks of up to limits = (tokens, rows), or of one sequence that has more."""
+    max_tokens, max_rows = limits
+    sequences = input_ids, token_type_ids, spans
+    start = row = token = tokens = rows = 0
+    for index, ids in enumerate(input_ids):
+        own = 1 if spans is None or (places := spans[index]) is None else len(places)
+        if index > start and (tokens + len(ids) > max_tokens or rows + own > max_rows):
+            yield _chunk(
+                job, (start, index), (row, token), (tokens, rows), (input_ids, token_type_ids, spans)
+            )
+            start, row, token, tokens, rows = index, row + rows, token + tokens, 0, 0
+        tokens += len(ids)
+        rows += own
+    end = len(input_ids)
+    yield _chunk(job, (start, end), (row, token), (tokens, rows), sequences)
+
+
+def chunk_limits(
+    num_tokens: int, num_replicas: int, kinds: frozenset[TokenOutput], info: EngineInfo
+) -> tuple[int, int]:
+    """Tokens and rows of a chunk of a job of `num_tokens`: all replicas have a part of a large one."""
+    share = -(-num_tokens // max(1, num_replicas))
+    tokens = min(MOST_TOKENS, max(LEAST_TOKENS, share))
+    return min(tokens, info.most_tokens(kinds)), min(MOST_ROWS, info.max_batch_seqs)
+
+
+def _chunk(
+    job: Job,
+    part: tuple[int, int],
+    place: tuple[int, int],
+    size: tuple[int, int],
+    rows: tuple[Rows[Int32], Rows[Int32 | None] | None, Rows[Int32 | None] | None],
+) -> Chunk:
+    (start, end), (row, token), (num_tokens, num_rows) = part, place, size
+    input_ids, types, spans = rows
+    first = Sequence(job, row, input_ids[start])
+    first.first_token = token
+    return Chunk(
+        job,
+        first,
+        list(input_ids[start:end]),
+        None if types is None else list(types[start:end]),
+        None if spans is None else list(spans[start:end]),
+        num_tokens,
+        num_rows,
+    )
+
+
+class ChunkQueue:
+    """Chunks that wait, first come, first served; those that failed somewhere before all others.
+
+    num_seqs, num_tokens: of those that are still wanted.
+    """
+
+    def __init__(self) -> None:
+        self._again: deque[Chunk] = deque()
+        self._waiting: deque[Chunk] = deque()
+        self.num_seqs = 0
+        self.num_tokens = 0
+
+    def append(self, chunk: Chunk) -> None:
+        """A new one, at the end."""
+        self._waiting.append(chunk)
+        self._count(chunk, 1)
+
+    def again(self, chunk: Chunk) -> None:
+        """One that comes back."""
+        self._again.append(chunk)
+        self._count(chunk, 1)
+
+    def take(self, place: Callable[[Chunk], Replica | None]) -> tuple[Chunk, Replica] | None:
+        """The first chunk for which `place` has a replica: of those that came back, or the next new one."""
+        for index, chunk in enumerate(self._again):
+            if not chunk.job.done and (replica := place(chunk)) is not None:
+                del self._again[index]
+                self._count(chunk, -1)
+                return chunk, replica
+        while self._waiting:
+            chunk = self._waiting[0]
+            if chunk.job.done:  # dropped; counted no longer
+                self._waiting.popleft()
+                continue
+            replica = place(chunk)
+            if replica is None:
+                return None
+            self._waiting.popleft()
+            self._count(chunk, -1)
+            return chunk, replica
+        return None
+
+    def drop(self, job: Job) -> None:
+        """Forget what waits of `job`, which has ended. May be called again."""
+        if not job.waiting_seqs:
+            return
+        self.num_seqs -= job.waiting_seqs
+        self.num_tokens -= job.waiting_tokens
+        job.waiting_seqs = job.waiting_tokens = 0
+        self._again = deque(chunk for chunk in self._again if not chunk.job.done)
+        if len(self._waiting) > 2 * self.num_seqs + _MOST_DEAD:
+            self._waiting = deque(chunk for chunk in self._waiting if not chunk.job.done)
+
+    def _count(self, chunk: Chunk, sign: int) -> None:
+        seqs, tokens = sign * chunk.num_seqs, sign * chunk.num_tokens
+        self.num_seqs += seqs
+        self.num_tokens += tokens
+        chunk.job.waiting_seqs += seqs
+        chunk.job.waiting_tokens += tokens
+
+    def __repr__(self) -> str:
+        return (
+            f"<ChunkQueue {self.num_seqs} seqs, {self.num_tokens} tokens waiting, {len(self._again)} again>"
+        )

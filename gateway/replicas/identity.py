@@ -1,0 +1,71 @@
+"""Whether a replica serves what we serve: vectors of two models must never answer the same question."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from gateway.replicas.chunks import MOST_ROWS, MOST_TOKENS
+from rose.batch import EngineInfo
+
+_SAME = (
+    *("model", "architecture", "dtype", "dimensions", "vocab_size", "pooling", "normalize", "has_int8"),
+    *("chunk_separator", "type_vocab_size", "task", "labels", "score_template", "prompts"),
+    *("default_prompt_name", "token_outputs", "unweighted_ids"),
+)
+_AT_LEAST = ("max_model_len", "max_batch_tokens", "max_batch_seqs", "max_token_bytes")
+
+
+class Mismatch(Exception):  # noqa: N818
+    """The replica serves something else, or too little of it; the message names both values."""
+
+
+def read_info(described: Mapping[str, Any]) -> EngineInfo:
+    """The model that a replica's /info describes.
+
+    Raises:
+        Mismatch: it describes none.
+    """
+    try:
+        return msgspec.convert(described["model"], EngineInfo)
+    except (msgspec.ValidationError, LookupError, TypeError) as error:
+        raise Mismatch(f"its /info describes no model of ours: {error}") from None
+
+
+def check(described: Mapping[str, Any], wanted: Mapping[str, object], fleet: EngineInfo | None) -> EngineInfo:
+    """What the replica serves, if it is the same.
+
+    wanted: fields that are known from the model's own files. fleet: what the others serve.
+
+    Raises:
+        Mismatch: it is not.
+    """
+    info = read_info(described)
+    found = asdict(info)
+    same = dict(wanted)
+    if fleet is not None:
+        same |= {name: value for name, value in asdict(fleet).items() if name in _SAME}
+    for name, value in same.items():
+        own = described.get(name) if name == "revision" else found[name]
+        if own != value and not (name == "revision" and own is None):
+            raise Mismatch(f"its {name} is {own!r}, not {value!r}")
+    for name in _AT_LEAST if fleet is not None else ():
+        if found[name] < getattr(fleet, name):
+            raise Mismatch(f"its {name} is {found[name]}; the others take {getattr(fleet, name)}")
+    _check_limits(described.get("limits", {}), info)
+    return info
+
+
+def _check_limits(limits: Mapping[str, Any], info: EngineInfo) -> None:
+    """A chunk must be a request that it takes."""
+    needed = {
+        "max_items": min(MOST_ROWS, info.max_batch_seqs),
+        "max_request_tokens": max(MOST_TOKENS, min(info.max_model_len, info.max_batch_tokens)),
+    }
+    for name, least in needed.items():
+        own = limits.get(name, 0)
+        if own < least:
+            raise Mismatch(f"it takes {name} {own} a request; it is sent up to {least}")
