@@ -169,3 +169,27 @@ def test_new_lines_replace_old_ones_up_to_where_those_go_on() -> None:
         (16, 512, "a"), (16, 1024, "a"), (16, 2048, None),
     ]  # fmt: skip
     assert [one["min_m"] for one in found if one.get("early")] == [512]
+
+
+def test_without_a_number_of_rows_to_go_on_at_new_lines_hold_for_all_more() -> None:
+    old = [line("x", 512), line("z", 4096), line("other", 512, n=8)]
+    found = layer_table.merged(old, [line("a", 2048), line("b", 16384)], None)
+    assert [(one["n"], one["min_m"], one["kernel"]) for one in found] == [
+        (64, 512, "x"), (64, 2048, "a"), (64, 16384, "b"), (8, 512, "other")
+    ]  # fmt: skip
+
+
+def test_whole_layers_keep_the_bases_products_for_the_last_one() -> None:
+    with torch.inference_mode():
+        case = encoder_case.EncoderCase(TOKENS, torch.device("cpu"))
+    gelu = "gemm-gelu-64x64-cooperative-1x1"
+    case.base = {**case.base, "widen": gelu}
+    way = {"mode": "whole", **{place: names[0] for place, names in case.modes["whole"].items()}}
+    lines = layer_table.lines_of(case, way, 4096, (1.0, 2.0))
+    found = {(one["epilogue"], one["n"], one["k"]): one["kernel"] for one in lines}
+    assert found == {
+        ("bias", 384, 128): None, ("plain", 128, 128): None, ("gelu", 256, 128): gelu,
+        ("plain", 128, 256): None, ("ln-bias", 384, 128): way["qkv"],
+        ("ln-residual", 128, 128): way["output"], ("ln-gelu", 256, 128): way["widen"],
+        ("ln-residual", 128, 256): way["down"],
+    }  # fmt: skip
