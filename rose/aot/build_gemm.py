@@ -212,6 +212,7 @@ def ln_residual_epilogue() -> Any:
 
     sums = {"sums": ColVecReduce("sums"), "squares": ColVecReduce("squares", scaled=True)}
 
+    # In columns past N everything but offset is read as zero, so that they add nothing to the sums.
     @gemm_epilogue(ops=ln_operands(), reduces=sums)
     def fused_ln_residual(acc, c, scale, offset, columns, bias):
         total = acc + ((c * scale + offset) * columns + bias)
