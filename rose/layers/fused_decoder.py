@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rose.layers.workspace import DecoderBuffers
 
 # No tile has fewer columns: bounds the partial sums a row.
-_MIN_TILE = 64
+_MIN_TILE = 16
 
 
 @dataclass(frozen=True, slots=True)
