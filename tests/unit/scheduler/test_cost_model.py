@@ -141,6 +141,13 @@ def test_a_poor_first_impression_heals() -> None:
     assert saturate(cost, step_ms, 3000) >= 2048
 
 
+def test_a_table_measured_beside_others_work_heals_within_its_first_steps() -> None:
+    times = {512: step_ms(512), 1024: 40.0, 2048: 60.0, 4096: 90.0, 8192: 150.0}
+    cost = model(seed=[CostPoint(tokens, tokens // LENGTH, ms) for tokens, ms in times.items()])
+    assert cost.budget(128_000, 1000) == 512
+    assert saturate(cost, step_ms, 300) >= 2048
+
+
 def test_a_table_is_believed_until_steps_say_otherwise() -> None:
     table = [CostPoint(tokens, tokens // LENGTH, step_ms(tokens)) for tokens in (512, 1024, 2048, 4096, 8192)]
     cost = model(seed=table)
