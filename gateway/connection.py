@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from aiohttp import web
-from aiohttp.http import HttpProcessingError
+from aiohttp import hdrs, web
+from aiohttp.http import HttpProcessingError, RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
@@ -38,7 +38,7 @@ CLIENT_PATIENCE = web.AppKey("client_patience", ClientPatience)
 class Connection(RequestHandler):
     """Tells what is no HTTP in our words, and drops clients that send a head or take an answer too slowly."""
 
-    __slots__ = ("_answer_timer", "_head_timer", "_patience", "_strays")
+    __slots__ = ("_answer_timer", "_behind", "_head_timer", "_last", "_length", "_patience", "_strays")
 
     def __init__(self, server: web.Server, patience: ClientPatience, strays: Strays, **settings: Any) -> None:
         super().__init__(server, **settings)
@@ -46,6 +46,9 @@ class Connection(RequestHandler):
         self._strays = strays
         self._head_timer: asyncio.TimerHandle | None = None
         self._answer_timer: asyncio.TimerHandle | None = None
+        self._length: int | None = None  # of the newest request's body; None: it is chunked
+        self._behind: int | None = None  # bytes that came behind its head; None: that is not known
+        self._last = b""  # those that came last, as many as end a head
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """The client is gone; the timers would keep all of it in memory."""
@@ -74,12 +77,30 @@ class Connection(RequestHandler):
     def _parse(self, data: bytes) -> None:
         seen = self._request_count
         super().data_received(data)
+        self._last = (self._last + data[-len(_HEAD_END) :])[-len(_HEAD_END) :]
         if self._request_count != seen:
             self._stop_head_timer()
+            self._count_from(self._messages[-1][0])
             if self._current_request is not None or len(self._messages) > 1:
                 self._fail_body()
-        elif self._head_timer is None and self._awaits_head():
-            self._head_timer = self._loop.call_later(self._patience.head_s, self._give_up_head)
+            return
+        if self._behind is not None:
+            self._behind += len(data)
+        if self._awaits_head():
+            self._start_head_timer()
+
+    def _count_from(self, message: RawRequestMessage | _ErrInfo) -> None:
+        """Bytes are counted from this head on, if it is the last that came."""
+        self._behind = None
+        if not isinstance(message, _ErrInfo) and self._last == _HEAD_END:
+            self._behind = 0
+            self._length = None if message.chunked else int(message.headers.get(hdrs.CONTENT_LENGTH, 0))
+
+    def _head_begun(self, request: web.BaseRequest) -> bool:
+        """Whether bytes of a later head came while `request` was under way. False where that is not known."""
+        if self._behind is None or self._messages or not request.content.is_eof():
+            return False
+        return self._last != _HEAD_END if self._length is None else self._behind > self._length
 
     def _awaits_head(self) -> bool:
         """Whether bytes that made no request are of a head; of a new connection aiohttp may not wait yet."""
@@ -91,6 +112,8 @@ class Connection(RequestHandler):
         """Send an answer; aiohttp's own errors in our words."""
         if isinstance(resp, web.HTTPException):
             resp = self._strays.translated(request, resp)
+        if self._head_begun(request):
+            self._start_head_timer()
         return super().finish_response(request, resp, start_time)
 
     def handle_error(
@@ -103,6 +126,10 @@ class Connection(RequestHandler):
         """The answer when no handler could give one."""
         super().handle_error(request, status, exc, message)  # logs, and raises if an answer was begun
         return self._strays.broken(request, status, message)
+
+    def _start_head_timer(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self._loop.call_later(self._patience.head_s, self._give_up_head)
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:

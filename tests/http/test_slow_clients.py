@@ -99,6 +99,50 @@ async def test_a_head_that_stops_is_408_too(earlier: int) -> None:
         writer.close()
 
 
+FIRST = {
+    "plain": HEAD + BODY,
+    "not plain": HEAD.replace(b"Host: x", b"Host: x\r\nCookie: a") + BODY,
+    "chunked": HEAD.replace(b"Content-Length: %d" % len(BODY), b"Transfer-Encoding: chunked")
+    + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY),
+    "no body": b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("first", FIRST.values(), ids=FIRST)
+@pytest.mark.parametrize("when", ["with it", "behind the end of it", "while it is served"])
+async def test_a_head_that_begins_before_the_answer_to_the_request_before_is_408_too(
+    first: bytes, when: str
+) -> None:
+    async with impatient(head_s=0.2) as server:
+        server.engine._service_s = 0.03
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        if when == "with it":
+            writer.write(first + HEAD[:20])
+        else:
+            cut = len(first) - (10 if when == "behind the end of it" else 0)
+            writer.write(first[:cut])
+            await asyncio.sleep(0.01)
+            writer.write(first[cut:] + HEAD[:20])
+        assert (await read_answer(reader)).status == 200
+        assert (await read_answer(reader)).code == "head_timeout"
+        assert await reader.read() == b""
+        writer.close()
+
+
+@pytest.mark.parametrize("first", FIRST.values(), ids=FIRST)
+async def test_a_client_that_is_idle_is_in_no_head(first: bytes) -> None:
+    """Also one whose request came in pieces: it is not told of a head that did not come."""
+    async with impatient(head_s=0.05) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        for cut in (0, 1, len(first) - 1):
+            writer.write(first[:cut])
+            await asyncio.sleep(0.002)
+            writer.write(first[cut:])
+            assert (await read_answer(reader)).status == 200
+            await asyncio.sleep(0.1)
+        writer.close()
+
+
 async def test_a_head_that_stops_before_its_connection_is_accepted_is_408_too() -> None:
     async with impatient(head_s=0.2) as server:
         with socket.create_connection(("127.0.0.1", server.port)) as early:
@@ -151,11 +195,13 @@ async def test_an_idle_connection_outlives_the_limits_of_heads_and_bodies() -> N
         writer.close()
 
 
-async def test_a_head_begun_behind_a_request_is_limited_as_well() -> None:
+async def test_a_head_begun_behind_two_requests_at_once_is_closed_as_idle() -> None:
+    """Where the second of them ends is not known."""
     async with impatient(head_s=0.2, idle_s=1.0) as server:
         reader, writer = await connected(server, 0)
-        writer.write(HEAD + BODY + HEAD[:20])
-        assert (await read_answer(reader)).status == 200
+        writer.write(2 * (HEAD + BODY) + HEAD[:20])
+        for _ in range(2):
+            assert (await read_answer(reader)).status == 200
         assert await asyncio.wait_for(reader.read(), 5) == b""
         writer.close()
 
