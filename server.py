@@ -6,30 +6,29 @@ argv -> frozen options -> bind the port -> load the model beside the loop -> ser
 from __future__ import annotations
 
 import argparse
-import asyncio
-import logging
+import importlib
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
-from aiohttp import web
 
 from gateway import flags as gateway_flags
 from gateway import listening, verification
-from gateway.announcement import announcement
-from gateway.app import create_app
-from gateway.drain import DRAIN
 from gateway.listening import ListenError, ListenOptions, take_port
 from gateway.options import GatewayOptions
-from gateway.process import beside, ended_within, leave, quiet_collector, set_up_logging
+from gateway.process import leave, limit_tokenizer_threads, set_up_logging, yield_between_forwards
+from gateway.replicas import flags as replica_flags
+from gateway.replicas import parent
+from gateway.replicas.options import ReplicaOptions
+from gateway.replicas.processes import ChildProcess, child_processes
+from gateway.serving import Folder, Model, Server, ServingOptions, StartError
 from gateway.startup import Port
-from gateway.tokenization.late import LateTokenizer
 from gateway.tokenization.loading import load_tokenizer
 from gateway.verification_texts import TEXTS
 from rose import flags as rose_flags
@@ -37,23 +36,15 @@ from rose.batch import Engine
 from rose.config import load_config
 from rose.engine_options import EngineOptions
 from rose.errors import EngineError, ModelLoadError
-from rose.model_source import LoadFormat, ModelFolder, resolve
+from rose.model_source import LoadFormat, resolve
 from scheduler import flags as scheduler_flags
-from scheduler.batcher import Batcher
-from scheduler.errors import SchedulerError
 from scheduler.options import SchedulerOptions
-from scheduler.warmup import measure, warm_up
 
-if TYPE_CHECKING:  # for servers that trace only
-    from gateway.tracing import Tracing
+if TYPE_CHECKING:
+    from gateway.corpus.options import LoadedModel
 
 VERSION = "0.1.0"
-STARTED_S = time.perf_counter()
-# Seconds that a shutdown adds to --drain-s for writing out the last answers.
-CLOSE_S = 5.0
-START_FAILED, BAD_USAGE, ENGINE_DEAD = 1, 2, 3
-
-logger = logging.getLogger("server")
+START_FAILED, BAD_USAGE = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +54,8 @@ class ServerOptions:
     tokenizer: a tokenizer.json; None: the model folder's, if it has one.
     drain_s: seconds that a shutdown gives accepted requests.
     traces: the OTLP collector's URL; "": as the OTEL_* variables say; None: none.
+    replicas: where the engines are; None: there is one, in this process.
+    replica_of: the process that started this one as its engine; None: nobody did.
     """
 
     model: str
@@ -75,10 +68,8 @@ class ServerOptions:
     engine: EngineOptions
     scheduler: SchedulerOptions
     gateway: GatewayOptions
-
-
-class StartError(Exception):
-    """The server cannot start; the message is one line that says what to do."""
+    replicas: ReplicaOptions | None
+    replica_of: int | None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -98,7 +89,17 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"bouquet {VERSION}")
+    _add_engine_flags(parser)
+    _add_gateway_flags(parser)
+    return parser
+
+
+def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
     rose_flags.add_model_flags(parser.add_argument_group("model"))
+    rose_flags.add_engine_flags(parser.add_argument_group("batches and memory"))
+
+
+def _add_gateway_flags(parser: argparse.ArgumentParser) -> None:
     http = parser.add_argument_group("HTTP")
     listening.add_flags(http)
     gateway_flags.add_http_flags(http)
@@ -117,10 +118,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="debug adds a line a request; default: %(default)s",
     )
     gateway_flags.add_limit_flags(parser.add_argument_group("limits of a request"))
-    batches = parser.add_argument_group("batches and memory")
-    rose_flags.add_engine_flags(batches)
-    scheduler_flags.add_flags(batches)
-    return parser
+    scheduler_flags.add_flags(parser.add_argument_group("what may wait"))
+    replica_flags.add_flags(parser.add_argument_group("replicas"))
 
 
 def parse_options(argv: Sequence[str] | None = None) -> ServerOptions:
@@ -142,6 +141,8 @@ def parse_options(argv: Sequence[str] | None = None) -> ServerOptions:
             engine=rose_flags.engine_options(args),
             scheduler=scheduler_flags.scheduler_options(args, args.max_batch_tokens),
             gateway=gateway_flags.gateway_options(args, [key] if key else []),
+            replicas=replica_flags.replica_options(args, os.environ),
+            replica_of=args.replica_of,
         )
     except ValueError as error:
         parser.error(str(error))
@@ -154,6 +155,8 @@ def describe(options: ServerOptions) -> dict[str, object]:
     for name, value in settings["listen"].items():
         settings["listen"][name] = str(value) if isinstance(value, Path) else value
     settings["gateway"]["api_keys"] = len(options.gateway.api_keys)
+    if options.replicas is not None:
+        settings["replicas"] = options.replicas.describe()
     return settings
 
 
@@ -167,7 +170,32 @@ def print_settings(settings: Mapping[str, object]) -> None:
     sys.stdout.flush()
 
 
-def load(options: ServerOptions, folder: ModelFolder) -> Engine:
+def serving_options(options: ServerOptions) -> ServingOptions:
+    """What of them the gateway needs to know."""
+    return ServingOptions(
+        gateway=options.gateway,
+        scheduler=options.scheduler,
+        tokenizer=options.tokenizer,
+        drain_s=options.drain_s,
+        traces=options.traces,
+        replicas=options.replicas,
+        replica_of=options.replica_of,
+        settings=describe(options),
+        version=VERSION,
+    )
+
+
+def model_of(options: ServerOptions) -> Model:
+    """The model that they name."""
+    return Model(
+        find=lambda: resolve(options.model, options.load_format),
+        load=partial(load, options),
+        known=known,
+        processes=partial(engine_processes, options),
+    )
+
+
+def load(options: ServerOptions, folder: Folder) -> Engine:
     """Import torch and load the model: seconds, and for large models minutes."""
     load_config(folder.path)  # what is wrong with it shows now, not after the seconds that torch takes
     from rose.engine import load_engine
@@ -176,139 +204,27 @@ def load(options: ServerOptions, folder: ModelFolder) -> Engine:
     return load_engine(folder.path, options.engine, dummy=dummy, model_name=folder.name)
 
 
-def find_tokenizer(options: ServerOptions, folder: ModelFolder) -> LateTokenizer | None:
-    """The named tokenizer, or the folder's; None if there is neither."""
-    path = options.tokenizer or folder.path / "tokenizer.json"
-    if options.tokenizer is None and not path.is_file():
-        logger.warning("%s has no tokenizer.json: token ids only, unless --tokenizer names one", folder.path)
-        return None
-    return load_tokenizer(path)
+def known(folder: Folder) -> dict[str, object]:
+    """What replicas must say of the model, as far as its files know it."""
+    config = load_config(folder.path)
+    fields = ("architecture", "dimensions", "vocab_size", "pooling", "normalize", "type_vocab_size", "task")
+    return {"model": folder.name, "revision": folder.revision} | {
+        field: getattr(config, field) for field in fields
+    }
 
 
-def start_tracing(endpoint: str | None) -> Tracing | None:
-    """What makes traces and sends them; nothing of it is even imported where none are wanted.
-
-    Raises:
-        StartError: the packages for it are missing.
-    """
-    if endpoint is None:
-        return None
-    try:
-        from gateway.tracing import Tracing
-    except ModuleNotFoundError as error:
-        raise StartError(f"traces need the extra `otel`: pip install 'bouquet[otel]' ({error})") from error
-    return Tracing.exporting(endpoint, VERSION)
-
-
-class Server:
-    """A port, and once the model is loaded, the rooms behind it."""
-
-    def __init__(self, options: ServerOptions, port: Port) -> None:
-        self._options = options
-        self._port = port
-        self._tracing: Tracing | None = None
-        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-    async def run(self) -> int:
-        """Serve until a signal or the engine's death; the exit status.
-
-        Raises:
-            StartError, ModelLoadError: the server could not start.
-        """
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
-        await self._port.open()
-        starting = loop.create_task(self._start())
-        first: list[asyncio.Future[Any]] = [starting, self._ended]
-        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            leave(self._ended.result())
-        engine, batcher, app = starting.result()
-        status = await self._ended
-        await self._stop(app, batcher, 0.0 if status == ENGINE_DEAD else self._options.drain_s)
-        if status == ENGINE_DEAD or not await ended_within(CLOSE_S, engine.close):
-            leave(status)
-        return status
-
-    async def _start(self) -> tuple[Engine, Batcher, web.Application]:
-        options = self._options
-        self._tracing = start_tracing(options.traces)
-        resolving = beside(lambda: resolve(options.model, options.load_format))
-        loading = beside(lambda: load(options, resolving.result()))
-        folder = await asyncio.wrap_future(resolving)
-        logger.info("loading %s from %s: %s", folder.name, folder.origin, folder.path)
-        tokenizer = await asyncio.to_thread(find_tokenizer, options, folder)
-        engine = await asyncio.wrap_future(loading)
-        try:
-            batcher = Batcher(engine, await self._timed(engine), on_dead=self._on_dead)
-            await batcher.start()
-            await warm_up(batcher, engine.info)
-        except (SchedulerError, EngineError, TimeoutError) as error:
-            raise StartError(f"the model's first step failed: {str(error) or 'it did not end'}") from error
-        app = self._application(folder, tokenizer, engine, batcher)
-        await self._port.serve(app)
-        quiet_collector()
-        ready_s = time.perf_counter() - STARTED_S
-        lines = announcement(options.gateway, engine.info, self._port, text=tokenizer is not None)
-        print(f"ready after {ready_s:.1f} s {lines}", flush=True)
-        if tokenizer is not None:
-            tokenizer.start()
-        return engine, batcher, app
-
-    def _application(
-        self, folder: ModelFolder, tokenizer: LateTokenizer | None, engine: Engine, batcher: Batcher
-    ) -> web.Application:
-        static: dict[str, object] = {"version": VERSION, "origin": folder.origin}
-        static["settings"] = describe(self._options)
-        return create_app(
-            self._options.gateway,
-            batcher,
-            engine.info,
-            tokenizer,
-            describe=lambda: {
-                **static,
-                "tokenizer": None if tokenizer is None else tokenizer.backend,
-                "revision": folder.revision,
-                "engine": engine.stats(),
-            },
-            engine_stats=engine.stats,
-            tracing=self._tracing,
-        )
-
-    async def _timed(self, engine: Engine) -> SchedulerOptions:
-        """The scheduler's options with the times of a device's steps; a CPU's would take seconds."""
-        options = self._options.scheduler
-        if not engine.info.device.startswith("cuda"):
-            return options
-        async with asyncio.timeout(options.step_timeout_s):
-            return replace(options, cost_points=await measure(engine, options.max_budget_tokens))
-
-    async def _stop(self, app: web.Application, batcher: Batcher, drain_s: float) -> None:
-        """Refuse what is new, finish what was accepted, then close from the outside in."""
-        ends_s = time.perf_counter() + drain_s + CLOSE_S
-        await app[DRAIN].run(drain_s)
-        await batcher.close(0.0)
-        try:
-            async with asyncio.timeout(CLOSE_S):
-                await self._port.close()
-        except TimeoutError:
-            logger.warning("some clients did not read their answers within %s s", CLOSE_S)
-        if self._tracing is not None:
-            left_s = max(0.0, ends_s - time.perf_counter())
-            if not await ended_within(left_s, self._tracing.close):
-                logger.warning("the last traces could not be sent within %.3g s", left_s)
-
-    def _on_signal(self, number: int) -> None:
-        if self._ended.done():
-            leave(128 + number)
-        logger.info("signal %d: draining for up to %s s", number, self._options.drain_s)
-        self._ended.set_result(0)
-
-    def _on_dead(self, reason: str) -> None:
-        print(f"error: the engine is dead: {reason}", file=sys.stderr, flush=True)
-        if not self._ended.done():
-            self._ended.set_result(ENGINE_DEAD)
+def engine_processes(options: ServerOptions, devices: Sequence[str]) -> list[ChildProcess]:
+    """An engine on each of `devices`: this command line once more, without what concerns clients."""
+    parser = _Parser(allow_abbrev=False, add_help=False)
+    _add_gateway_flags(parser)
+    arguments = sys.argv[1:]
+    python = [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]]
+    flags = parser.parse_known_args(arguments)[1]
+    flags += ["--replica-of", str(os.getpid()), "--step-timeout-s", str(options.scheduler.step_timeout_s)]
+    flags += ["--log-level", options.log_level, "--drain-s", str(options.drain_s)]
+    if "cpu" in devices and options.engine.num_threads is None:
+        flags += ["--threads", str(max(1, len(os.sched_getaffinity(0)) // len(devices)))]
+    return child_processes([*python, *flags], devices, os.environ)
 
 
 def verify(argv: Sequence[str]) -> int:
@@ -341,23 +257,57 @@ def verify(argv: Sequence[str]) -> int:
     return 0 if verification.passed(findings, wanted) else START_FAILED
 
 
-def yield_between_forwards() -> None:
-    """Have OpenMP's threads sleep between parallel regions, unless the environment says otherwise.
+def corpus(argv: Sequence[str]) -> int:
+    """Embed files, or say what that would take; see docs/corpus.md. The exit status."""
+    from gateway.corpus import flags
+    from gateway.corpus.digest import model_digest
+    from gateway.corpus.options import ModelSource
 
-    libgomp reads this once, when torch loads it. By default its threads spin for the next region, which takes
-    the cores from those who have work: with two threads on two cores at a load of 7 to 9 a short text took
-    496 to 845 ms spinning and 6 to 7 ms so.
+    parser = _Parser(prog="server.py corpus", description="Embed the rows of files.", allow_abbrev=False)
+    flags.add_flags(parser)
+    rose_flags.add_model_flags(parser.add_argument_group("model"))
+    rose_flags.add_engine_flags(parser.add_argument_group("batches and memory"))
+    args = parser.parse_args(argv)
+    try:
+        options, ray = flags.corpus_options(args), flags.ray_options(args)
+    except ValueError as error:
+        parser.error(str(error))
+    set_up_logging("warning", sys.stderr)
+    limit_tokenizer_threads(options.tokenizer_threads)
+    try:
+        from gateway.corpus import command
+
+        digest = model_digest(resolve(args.model, args.load_format).path, args.load_format, args.seed)
+        # By its own name, not __main__: other processes import it.
+        load = partial(importlib.import_module("server").load_model, args)
+        return command.run(options, ray, ModelSource(args.model, digest, args.dtype, load), VERSION)
+    except ModuleNotFoundError as error:
+        return failed(StartError(f"corpora need the extra `corpus`: pip install 'bouquet[corpus]' ({error})"))
+    except (ModelLoadError, StartError) as error:
+        return failed(error)
+
+
+def load_model(args: argparse.Namespace) -> LoadedModel:
+    """The model that a corpus is embedded with, as the flags say; blocks for seconds.
+
+    Raises:
+        ModelLoadError: it cannot be loaded, or has no tokenizer.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from gateway.corpus.digest import model_digest
+    from gateway.corpus.options import LoadedModel
+    from rose.engine import load_engine
 
-
-def limit_tokenizer_threads(count: int) -> None:
-    """Have the `tokenizers` library take so many threads for a list, unless the environment says otherwise.
-
-    It reads this once, at its first list. By default it has a thread for each core, however many those are,
-    and the event loop no core of its own.
-    """
-    os.environ.setdefault("RAYON_NUM_THREADS", str(count))
+    yield_between_forwards()
+    folder = resolve(args.model, args.load_format)
+    tokenizer = load_tokenizer(folder.path / "tokenizer.json")
+    tokenizer.start()
+    dummy = args.load_format == "dummy"
+    engine = load_engine(folder.path, rose_flags.engine_options(args), dummy=dummy, model_name=folder.name)
+    digest = model_digest(folder.path, args.load_format, args.seed)
+    ceiling = args.max_batch_tokens or SchedulerOptions().max_budget_tokens
+    floor = min(SchedulerOptions().min_budget_tokens, ceiling)
+    scheduler = SchedulerOptions(min_budget_tokens=floor, max_budget_tokens=ceiling)
+    return LoadedModel(engine, tokenizer.wait(), digest, scheduler)
 
 
 def failed(error: Exception) -> int:
@@ -372,13 +322,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     yield_between_forwards()
     if arguments[:1] == ["verify"]:
         return verify(arguments[1:])
+    if arguments[:1] == ["corpus"]:
+        return corpus(arguments[1:])
     options = parse_options(arguments)
+    if options.replica_of is not None:
+        parent.die_with(options.replica_of)
     limit_tokenizer_threads(options.gateway.tokenizer_threads)
     set_up_logging(options.log_level)
     print_settings(describe(options))
 
     async def serve(port: Port) -> int:
-        return await Server(options, port).run()
+        return await Server(serving_options(options), model_of(options), port).run()
 
     try:
         return uvloop.run(serve(take_port(options.listen)))

@@ -18,6 +18,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.names import ServedNames
 from gateway.options import GatewayOptions
 from gateway.pipeline import Pipeline, Scheduler
+from gateway.replicas.fleet import Fleet
 from gateway.routes import (
     cohere,
     docs,
@@ -56,12 +57,14 @@ def create_app(
     *,
     describe: Callable[[], Mapping[str, object]] = dict,
     engine_stats: Callable[[], Mapping[str, object]] = dict,
+    fleet: Fleet | None = None,
     tracing: Tracing | None = None,
 ) -> web.Application:
     """The gateway in front of a started `scheduler`; see `gateway.listener.listen` for how to serve it.
 
     tokenizer: None for token ids only. describe: what /info says besides the model and the limits.
-    engine_stats: what /metrics says of the engine; see Engine.stats. tracing: None: no traces.
+    engine_stats: what /metrics says of the engine; see Engine.stats. fleet: the replicas behind `scheduler`,
+    if there are any. tracing: None: no traces.
     `await app[DRAIN].run(limit_s)` when a shutdown begins.
 
     There is no middleware: one costs every request, and the unknown paths and methods that would need it are
@@ -75,7 +78,7 @@ def create_app(
     pool = _pool(app, options, _texts_of(info, tokenizer), tracing)
     traced = scheduler if tracing is None else tracing.scheduler(scheduler)
     pipeline = Pipeline(options, traced, info, pool, counted)
-    probes = health.Health(scheduler, drain)
+    probes = health.Health(scheduler, drain, fleet)
     app[STRAYS] = Strays(counted)
     app[CLIENT_PATIENCE] = ClientPatience(options.head_timeout_s, options.keepalive_timeout_s)
     routes = _Routes(app, door)
@@ -88,7 +91,7 @@ def create_app(
     routes.get(health.INFO_PATH, health.Info(info, options, names.names, describe))
     routes.get(health.HEALTH_PATH, probes.live, keyed=False)
     routes.get(health.READY_PATH, probes.ready, keyed=False)
-    page = metrics.Metrics(counted, lambda: scheduler.metrics, engine_stats, info)
+    page = metrics.Metrics(counted, lambda: scheduler.metrics, engine_stats, info, fleet)
     routes.get(metrics.PATH, page, keyed=False)
     _documents(routes)
     elsewhere = door.refusing(_not_found)
@@ -112,15 +115,18 @@ def _embeddings(routes: _Routes, pipeline: Pipeline, names: ServedNames, options
 def _dialects(routes: _Routes, pipeline: Pipeline, names: ServedNames, tokenizer: Tokenizer | None) -> None:
     """What is not OpenAI's or Perplexity's."""
     scorer: Scorer
+    similarity: Callable[[Call], Awaitable[Answer]]
     model = names.names[0]
     if pipeline.info.task == "score":
         scorer = CrossEncoder(pipeline, pair_template(pipeline.info, tokenizer))
+        similarity = tei.unsupported(model, "cosines; it scores texts: /rerank, /score and /predict")
         routes.post((predict.PREDICT_PATH,), predict.Predict(pipeline, scorer), ErrorShape.TEI)
     else:
         scorer = BiEncoderScorer(pipeline)
+        similarity = tei.Similarity(scorer)
         refusal = tei.unsupported(model, "classes; /embed gives vectors and /rerank scores")
         routes.post((predict.PREDICT_PATH,), refusal, ErrorShape.TEI)
-    embed, similarity = tei.Embed(pipeline, model), tei.Similarity(scorer)
+    embed = tei.Embed(pipeline, model)
     routes.post((tei.EMBED_PATH,), embed, ErrorShape.TEI)
     routes.post((tei.SIMILARITY_PATH,), similarity, ErrorShape.TEI)
     routes.post((tei.ROOT_PATH,), tei.Root(embed, similarity), ErrorShape.TEI)

@@ -26,19 +26,15 @@ def choose(replicas: Sequence[Replica], num_tokens: int, now_s: float, rng: rand
 
 
 def better(first: Replica, second: Replica, num_tokens: int, now_s: float) -> Replica:
-    """The one that will be done with the chunk sooner: by tokens under way, and by pace if that differs much.
+    """The one that will be done with the chunk sooner: by tokens under way, by its times if they differ much.
 
     Of equals the one that was given less so far, so that one client's requests, which find all of them idle,
     are spread evenly.
     """
-    paces = first.pace(now_s), second.pace(now_s)
-    slowness = [1.0, 1.0]
-    if min(paces) > 0:
-        for index in (0, 1):
-            times = paces[index] / paces[1 - index]
-            slowness[index] = times if times > SAME_PACE else 1.0
-    costs = [
-        ((replica.outstanding_tokens + num_tokens) * slow, replica.given(now_s) * slow)
-        for replica, slow in zip((first, second), slowness, strict=True)
-    ]
-    return first if costs[0] <= costs[1] else second
+    slow = first.slowness(now_s), second.slowness(now_s)
+    times = slow[0] / slow[1] if min(slow) > 0 else 1.0
+    if 1 / SAME_PACE <= times <= SAME_PACE:
+        times = 1.0
+    cost = (first.outstanding_tokens + num_tokens) * times, first.given(now_s) * times
+    other = float(second.outstanding_tokens + num_tokens), second.given(now_s)
+    return first if cost <= other else second

@@ -24,8 +24,8 @@ def add_flags(group: Group) -> None:
         metavar="N",
         type=int,
         help="start N engines, each in a process of its own, behind this server: on --device cuda:0 to "
-        "cuda:N-1 if that is auto or cuda; --device cuda:0,cuda:1 does the same; what befalls a GPU then ends "
-        "its own process alone, which is started again; default: one engine, in this process",
+        "cuda:N-1 if that is auto or cuda; --device cuda:0,cuda:1 does the same; what befalls a GPU ends its "
+        "own process alone, which is started again; default: one engine, in this process",
     )
     group.add_argument(
         "--replica",
@@ -85,9 +85,10 @@ def _spread(devices: tuple[str, ...], count: int | None) -> tuple[str, ...]:
         if len(devices) != count:
             raise ValueError(f"argument --replicas: {count}, but --device names {len(devices)}")
         return devices
-    if devices[0] == "cuda" or (devices[0] == "auto" and _NVIDIA.exists()):
-        return tuple(f"cuda:{index}" for index in range(count))
-    return devices * count
+    device = devices[0]
+    if device == "auto":
+        device = "cuda" if _NVIDIA.exists() else "cpu"
+    return tuple(f"cuda:{index}" for index in range(count)) if device == "cuda" else (device,) * count
 
 
 def _url(text: str) -> str:

@@ -15,6 +15,7 @@ from gateway.replicas.endpoints import Endpoint, Listing
 from gateway.replicas.identity import check
 from gateway.replicas.member import Member
 from gateway.replicas.options import ReplicaOptions
+from gateway.replicas.pace import ChunkTimes
 from gateway.replicas.processes import ChildProcess
 from gateway.replicas.replica import Replica, State
 from rose.batch import BatchResult, EngineInfo
@@ -45,6 +46,7 @@ class Fleet:
         self._children = children
         self._listing = Listing(options.urls, options.file)
         self._members: dict[Endpoint, Member] = {}
+        self._times = ChunkTimes()
         self._clients: dict[Replica, ReplicaClient] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._running: list[asyncio.Task[None]] = []
@@ -147,7 +149,7 @@ class Fleet:
             await asyncio.sleep(LOOK_S)
 
     def _add(self, endpoint: Endpoint) -> None:
-        replica = Replica(endpoint.name, time.monotonic, self._state_changed)
+        replica = Replica(endpoint.name, self._times, self._state_changed)
         client = ReplicaClient(endpoint, None if endpoint.uds is not None else self._options.key)
         self._clients[replica] = client
         self._members[endpoint] = Member(

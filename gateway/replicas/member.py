@@ -19,7 +19,7 @@ MAX_SILENT = 2
 class Member:
     """Looks after one replica until `close`.
 
-    identify: raises Mismatch if it serves something else. admit: lets it serve. give_up: takes back its chunks.
+    identify: raises Mismatch if it serves something else. admit: lets it serve. give_up: ends its chunks.
     """
 
     def __init__(

@@ -19,6 +19,11 @@ class ReplicaOptions:
     devices: tuple[str, ...] = ()
     key: str | None = field(default=None, repr=False)
 
+    def describe(self) -> dict[str, object]:
+        """The settings as plain values, without the key."""
+        file = None if self.file is None else str(self.file)
+        return {"urls": self.urls, "file": file, "devices": self.devices, "key": self.key is not None}
+
     def __post_init__(self) -> None:
         if not (self.urls or self.file or self.devices):
             raise ValueError("--no-engine: name replicas by --replica or --replica-file")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ _MAX_LINE_BYTES = 1 << 20
 # Statuses of a server that could not start: a fault that a second start would meet again.
 _CANNOT_START = (1, 2)
 _READY = "ready after "
+_OURS = ("BOUQUET_API_KEY", "BOUQUET_REPLICA_API_KEY")
 
 
 class ChildFailed(Exception):  # noqa: N818
@@ -121,3 +123,22 @@ class ChildProcess:
             if text.startswith(_READY):
                 self._served = True
                 self.on_ready()
+
+
+def child_processes(
+    command: Sequence[str], devices: Sequence[str], environ: Mapping[str, str]
+) -> list[ChildProcess]:
+    """One for each of `devices`, at sockets in a folder that nobody else may look into; not running yet.
+
+    environ: ours, of which keys and traces are not theirs.
+    """
+    if not devices:
+        return []
+    folder = Path(tempfile.mkdtemp(prefix="bouquet-"))
+    env = {name: value for name, value in environ.items() if name not in _OURS} | {
+        "OTEL_SDK_DISABLED": "true"
+    }
+    return [
+        ChildProcess(f"{device} #{index}", [*command, "--device", device], folder / f"{index}.sock", env)
+        for index, device in enumerate(devices)
+    ]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Callable
 from math import inf
+
+from gateway.replicas.pace import MEMORY, ChunkTimes
 
 # After so many failures in a row a replica gets no more chunks until a probe has found it well.
 MAX_FAILURES = 3
@@ -12,14 +15,12 @@ MAX_FAILURES = 3
 # more than MOST. What is more waits in the gateway, where it can still go to whoever is free first.
 WINDOW_S, LEAST_WINDOW_TOKENS, FIRST_WINDOW_TOKENS, MOST_WINDOW_TOKENS = 0.25, 512, 8192, 65_536
 MAX_CHUNKS = 256
-# Of what is known of the pace, so much is left after each chunk: it is that of the last ten.
-_MEMORY = 0.9
 # A chunk counts as no slower than so many times what was expected: one hiccup makes no slow replica.
 _MOST_TIMES, _HICCUP_S = 4.0, 0.02
 # A pace that is older says nothing: the replica may have become faster.
 _PACE_AGE_S = 10.0
 _HALF_LIFE_S = 10.0
-# Paces that differ by less are the same.
+# One that takes less than so many times as long as another is as fast.
 SAME_PACE = 2.0
 
 
@@ -39,23 +40,32 @@ class State(enum.Enum):
 
 
 class Replica:
-    """Changes state in synchronous calls only. clock: seconds. on_change: told after each change of state.
+    """Changes state in synchronous calls only.
+
+    clock: seconds. times: of the chunks of all replicas. on_change: told after each change of state.
 
     outstanding_tokens, outstanding_chunks: sent and not ended. reason: why it does not serve. All other
     counters count since the start.
     """
 
-    def __init__(self, name: str, clock: Callable[[], float], on_change: Callable[[Replica], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        times: ChunkTimes,
+        on_change: Callable[[Replica], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.name = name
         self.state = State.CONNECTING
         self.reason = ""
         self.outstanding_tokens = self.outstanding_chunks = 0
         self.tokens = self.chunks = self.failures = self.ejections = 0
+        self._times = times
         self._clock = clock
         self._on_change = on_change
         self._failures_in_a_row = 0
         self._paused_until_s = 0.0
-        self._seconds = self._paced_tokens = 0.0
+        self._seconds = self._expected_s = self._paced_tokens = 0.0
         self._given = 0.0
         self._last_sent_s = self.last_done_s = -inf
 
@@ -76,11 +86,11 @@ class Replica:
             return FIRST_WINDOW_TOKENS
         return min(MOST_WINDOW_TOKENS, max(LEAST_WINDOW_TOKENS, int(WINDOW_S * self.tokens_per_s)))
 
-    def pace(self, now_s: float) -> float:
-        """Seconds a token; 0 if that is unknown, or was learned too long ago."""
-        if not self._paced_tokens or now_s - self._last_sent_s > _PACE_AGE_S:
+    def slowness(self, now_s: float) -> float:
+        """How many times as long as usual its chunks take; 0 if that is unknown, or was learned long ago."""
+        if not self._expected_s or now_s - self._last_sent_s > _PACE_AGE_S:
             return 0.0
-        return self._seconds / self._paced_tokens
+        return self._seconds / self._expected_s
 
     def given(self, now_s: float) -> float:
         """Tokens that it was given lately, older ones counting less: among equals who has less is next."""
@@ -146,7 +156,7 @@ class Replica:
         """No more chunks until a probe has found it well."""
         if self.in_service:
             self.ejections += 1
-            self._seconds = self._paced_tokens = 0.0
+            self._seconds = self._expected_s = self._paced_tokens = 0.0
             self._become(State.EJECTED, reason)
         elif self.state is not State.LEAVING:
             self.reason = reason
@@ -171,11 +181,14 @@ class Replica:
         self.outstanding_tokens -= num_tokens
 
     def _learn(self, num_tokens: int, seconds: float) -> None:
-        if self._seconds:
-            expected_s = num_tokens * self._seconds / self._paced_tokens
-            seconds = min(seconds, max(_HICCUP_S, _MOST_TIMES * expected_s))
-        self._seconds = _MEMORY * self._seconds + seconds
-        self._paced_tokens = _MEMORY * self._paced_tokens + num_tokens
+        expected_s = self._times.expected(num_tokens) or seconds
+        if self._expected_s:
+            own_s = expected_s * self._seconds / self._expected_s
+            seconds = min(seconds, max(_HICCUP_S, _MOST_TIMES * own_s))
+        self._times.observe(num_tokens, seconds)
+        self._seconds = MEMORY * self._seconds + seconds
+        self._expected_s = MEMORY * self._expected_s + expected_s
+        self._paced_tokens = MEMORY * self._paced_tokens + num_tokens
 
     def __repr__(self) -> str:
         return (

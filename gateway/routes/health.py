@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,15 +16,19 @@ from gateway.pipeline import Scheduler, max_tokens
 from gateway.schemas import Status, encode
 from rose.batch import EngineInfo
 
+if TYPE_CHECKING:  # it asks replicas for these pages
+    from gateway.replicas.fleet import Fleet
+
 HEALTH_PATH, READY_PATH, INFO_PATH = "/health", "/ready", "/info"
 
 
 class Health:
-    """The two probes."""
+    """The two probes. fleet: the replicas behind `scheduler`, if there are any."""
 
-    def __init__(self, scheduler: Scheduler, drain: Drain) -> None:
+    def __init__(self, scheduler: Scheduler, drain: Drain, fleet: Fleet | None = None) -> None:
         self._scheduler = scheduler
         self._drain = drain
+        self._fleet = fleet
 
     def live(self) -> Answer:
         """/health: the loop turns and the engine can run steps; if not, only a restart helps.
@@ -43,6 +48,8 @@ class Health:
         """
         self._drain.check()
         self.live()
+        if self._fleet is not None and not self._fleet.ready:
+            raise ApiError(ErrorKind.UNAVAILABLE, "no replica serves")
         return _status("ready")
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from gateway.exchange import Answer
 from gateway.exposition import CONTENT_TYPE, Counts, Page
 from gateway.metrics import Durations, GatewayMetrics
+from gateway.replicas.replica import Replica, State
 from rose.batch import EngineInfo
 from scheduler.metrics import Histogram, SchedulerMetrics
+
+if TYPE_CHECKING:  # it asks replicas for other pages
+    from gateway.replicas.fleet import Fleet
 
 PATH = "/metrics"
 # Graphs are counted by padded tokens up to each of these, so that thousands of shapes stay a few series.
@@ -30,9 +34,11 @@ class Metrics:
         scheduler: Callable[[], SchedulerMetrics],
         engine: Callable[[], Mapping[str, Any]],
         info: EngineInfo,
+        fleet: Fleet | None = None,
     ) -> None:
         self._gateway, self._scheduler, self._engine = gateway, scheduler, engine
         self._model = {"model": info.model, "dtype": info.dtype, "device": info.device}
+        self._fleet = fleet
         self._started_s = time.time()
 
     def __call__(self) -> Answer:
@@ -44,6 +50,8 @@ class Metrics:
         _process(page)
         _scheduler(page, self._scheduler())
         _engine(page, self._engine())
+        if self._fleet is not None:
+            _replicas(page, self._fleet.replicas)
         return Answer(page.render(), CONTENT_TYPE)
 
 
@@ -135,6 +143,32 @@ def _jobs(page: Page, metrics: SchedulerMetrics) -> None:
         "counter",
         "Jobs not accepted: too much waited, or nothing new is taken.",
         [({"reason": "full"}, metrics.refused_full), ({"reason": "closed"}, metrics.refused_closed)],
+    )
+
+
+def _replicas(page: Page, replicas: Sequence[Replica]) -> None:
+    """Of a gateway with replicas alone; `replica` is a place, so that a restart does not end the series."""
+    named = [({"replica": replica.name}, replica) for replica in replicas]
+    for name, kind, meaning, field in (
+        ("outstanding_tokens", "gauge", "Tokens under way there.", "outstanding_tokens"),
+        ("outstanding_chunks", "gauge", "Chunks under way there.", "outstanding_chunks"),
+        ("rate_tokens_per_second", "gauge", "Its measured rate.", "tokens_per_s"),
+        ("tokens_total", "counter", "Tokens that it ran.", "tokens"),
+        ("chunks_total", "counter", "Chunks that it ran.", "chunks"),
+        ("failures_total", "counter", "Chunks that failed there; most of them ran elsewhere.", "failures"),
+        ("ejections_total", "counter", "Times that it was taken out of service.", "ejections"),
+    ):
+        samples = [(labels, getattr(replica, field)) for labels, replica in named]
+        page.family(f"ivy_replica_{name}", kind, meaning, samples)
+    page.family(
+        "ivy_replica_state",
+        "gauge",
+        "1 for the state that it is in.",
+        [
+            ({**labels, "state": state.value}, int(replica.state is state))
+            for labels, replica in named
+            for state in State
+        ],
     )
 
 

@@ -251,7 +251,8 @@ async def main():
         assert "traceparent" not in (await server.embed({"input": [1]})).headers
 asyncio.run(main())
 import server
-assert server.start_tracing(server.parse_options([]).traces) is None
+from gateway.serving import start_tracing
+assert start_tracing(server.parse_options([]).traces, "0") is None
 print(sorted(name for name in sys.modules if name.startswith(("opentelemetry", "gateway.tracing"))))
 """
     environment = {"PATH": "", "PYTHONPATH": str(repo_root)}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import server
+from gateway.serving import StartError, start_tracing
 
 
 @pytest.fixture(autouse=True)
@@ -149,5 +150,5 @@ def test_traces_go_where_the_flag_or_the_environment_says(
 def test_missing_packages_for_traces_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     monkeypatch.delitem(sys.modules, "gateway.tracing", raising=False)
-    with pytest.raises(server.StartError, match="bouquet\\[otel\\]"):
-        server.start_tracing("http://localhost:4318")
+    with pytest.raises(StartError, match="bouquet\\[otel\\]"):
+        start_tracing("http://localhost:4318", "0")
