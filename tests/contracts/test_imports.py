@@ -46,6 +46,11 @@ BREACHES = (
     Breach(
         "third-party kernels only in rose.attention and rose.aot", "rose/kernels/breach.py", "import quack"
     ),
+    Breach("files and clusters only in gateway.corpus", "gateway/breach.py", "import ray"),
+    Breach("files and clusters only in gateway.corpus", "scheduler/breach.py", "import pyarrow"),
+    Breach(
+        "a server imports nothing of gateway.corpus", "gateway/routes/breach.py", "import gateway.corpus.plan"
+    ),
 )
 
 

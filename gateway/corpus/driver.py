@@ -1,0 +1,145 @@
+"""A job from its options to its summary; how shards are run is the caller's: here, or by a cluster."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gateway.corpus import duplicates
+from gateway.corpus.bar import Bar
+from gateway.corpus.commits import Outcome, committed, undo
+from gateway.corpus.errors import CorpusError, RefusedError
+from gateway.corpus.inputs import Inputs, find_inputs
+from gateway.corpus.job import changes, file_changes, forget_job, job_of, load_job, save_job
+from gateway.corpus.lock import Lock
+from gateway.corpus.options import CorpusOptions, ModelSource
+from gateway.corpus.plan import Shard, forget_plan, load_plan, save_plan, split
+from gateway.corpus.rows import Columns
+from gateway.corpus.signals import Stopped
+from gateway.corpus.store import Store
+from gateway.corpus.summary import Summary, summarise
+from rose.errors import EngineDeadError, EngineError
+from scheduler.errors import EngineDead, SchedulerError
+
+FAILED, ENGINE_DEAD = 1, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is left to do. run: a word that marks what this run does. id_type: of OUT's ids, or None."""
+
+    options: CorpusOptions
+    model: ModelSource
+    shards: Sequence[Shard]
+    id_type: Any
+    run: str
+
+
+# Runs shards; tells each outcome, and rows and tokens as they are written.
+Runner = Callable[[Work, Callable[[Outcome], None], Callable[[int, int], None]], None]
+
+
+def run_job(
+    options: CorpusOptions, model: ModelSource, version: str, runner: Runner, workers: int
+) -> tuple[Summary, int]:
+    """Do what is missing of the job; what became of it, and the exit status. workers: engines of the runner.
+
+    Raises:
+        CorpusError: it cannot be begun; see the subclasses.
+    """
+    started_s = time.perf_counter()
+    store, columns = Store(options.out), Columns(options.text_column, options.id_column)
+    inputs, run = find_inputs(options.source), secrets.token_hex(6)
+    with Lock(store, run):
+        store.sweep()
+        shards = _planned(options, job_of(options, model, version), inputs, store)
+        done = committed(store, shards)
+        missing = [shard for shard in shards if shard.index not in done or done[shard.index].damage]
+        finished = sum(shard.rows for shard in shards) - sum(shard.rows for shard in missing)
+        work = Work(options, model, missing, inputs.id_type(columns), run)
+        reason, status = "", 0
+        if missing:
+            with Bar(sum(shard.rows for shard in shards), finished, workers) as bar:
+                reason, status = _run(work, runner, done, bar)
+        if status:
+            done = committed(store, shards)  # one may have been written as the end came
+        again = None if status else _count_duplicates(options, store, shards, done)
+        seconds = time.perf_counter() - started_s
+        summary = summarise(
+            shards, done, run, seconds=seconds, workers=workers, duplicate_ids=again, reason=reason
+        )
+        return summary, status or (0 if summary.status == "complete" and summary.balanced else FAILED)
+
+
+def _run(work: Work, runner: Runner, done: dict[int, Outcome], bar: Bar) -> tuple[str, int]:
+    """Why it ended early, and the status for it; "" and 0 if it did not."""
+    try:
+        runner(work, lambda outcome: done.update({outcome.shard: outcome}), bar.advance)
+    except Stopped as stopped:
+        return str(stopped), 128 + stopped.number
+    except (EngineDead, EngineDeadError) as error:
+        return f"the engine is dead: {error}", ENGINE_DEAD
+    except (CorpusError, SchedulerError, EngineError) as error:
+        return str(error), FAILED
+    return "", 0
+
+
+def _count_duplicates(
+    options: CorpusOptions, store: Store, shards: Sequence[Shard], done: dict[int, Outcome]
+) -> int | None:
+    if options.id_column is None:
+        return None
+    rows = sum(outcome.rows for outcome in done.values())
+    return duplicates.count_duplicates(lambda: duplicates.in_parts(store, shards), rows)
+
+
+def _planned(options: CorpusOptions, job: dict[str, Any], inputs: Inputs, store: Store) -> list[Shard]:
+    """The shards of the job in OUT, or of a new one.
+
+    Raises:
+        RefusedError: OUT holds another job.
+    """
+    if Path(store.root) == Path(options.source).absolute():
+        raise CorpusError(f"IN and OUT are both {options.source}; vectors need a folder of their own")
+    before, plan = load_job(store), load_plan(store)
+    if before is not None and plan is not None:
+        shards, files = plan
+        found = [*changes(before, job), *file_changes(files, inputs.files)]
+        if not found and not options.redo:
+            return shards
+        if not options.redo:
+            raise RefusedError(
+                f"{store.url} holds a job with other settings: {'; '.join(found)}; give another OUT, or"
+                " --redo to embed all of it anew"
+            )
+        for shard in shards:
+            undo(store, shard)
+    return _plan_anew(options, job, inputs, store)
+
+
+def _plan_anew(options: CorpusOptions, job: dict[str, Any], inputs: Inputs, store: Store) -> list[Shard]:
+    columns = Columns(options.text_column, options.id_column)
+    pieces = inputs.pieces(columns, options.shard_rows, options.shard_bytes)
+    inputs.id_type(columns)
+    if options.refuse_duplicate_ids:
+        _refuse_duplicates(inputs, pieces, columns)
+    shards = split(pieces, options.shard_rows, options.shard_bytes)
+    forget_plan(store)
+    forget_job(store)
+    save_job(store, job)
+    save_plan(store, shards, inputs.files)
+    return shards
+
+
+def _refuse_duplicates(inputs: Inputs, pieces: Sequence[Any], columns: Columns) -> None:
+    rows = sum(piece.rows for piece in pieces)
+    again = duplicates.count_duplicates(lambda: duplicates.in_inputs(inputs, pieces, columns), rows)
+    if again:
+        raise RefusedError(
+            f"{again} of {rows} rows have an id ({columns.id!r}) that a row before them has; nothing was"
+            " embedded (--refuse-duplicate-ids)"
+        )

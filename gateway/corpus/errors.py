@@ -1,0 +1,25 @@
+"""Why a corpus job ends before its time. What is wrong with a row is no error: see rows.Rejected."""
+
+from __future__ import annotations
+
+import errno
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class CorpusError(Exception):
+    """The job cannot start or go on; the message is one line that says what to do."""
+
+
+class RefusedError(CorpusError):
+    """OUT belongs to another job, or to a driver that still runs."""
+
+
+class OutputError(CorpusError):
+    """OUT cannot be written; finished shards stay, and a rerun goes on from there."""
+
+    @classmethod
+    def of(cls, error: OSError, name: str) -> OutputError:
+        """What `error` means for the file `name` of OUT."""
+        why = "no room is left" if error.errno in _FULL else str(error) or type(error).__name__
+        return cls(f"{name} cannot be written: {why}; finished shards stay, a rerun does the others")

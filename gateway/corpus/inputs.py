@@ -1,0 +1,96 @@
+"""IN: which files, of which kind, with how many rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import parquet as pq
+
+from gateway.corpus.errors import CorpusError
+from gateway.corpus.jsonl_input import SUFFIXES, jsonl_pieces, read_jsonl
+from gateway.corpus.locations import FoundFile, find, locate, split_pattern
+from gateway.corpus.parquet_input import UNREADABLE, id_type, parquet_pieces, read_parquet
+from gateway.corpus.rows import Chunk, Columns, Piece
+
+_PARQUET = ".parquet"
+# Footers, or files of lines, that are read at once.
+_READERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The files of IN and the filesystem that they are on."""
+
+    filesystem: Any
+    files: list[FoundFile]
+
+    def pieces(self, columns: Columns, most_rows: int, most_bytes: int) -> list[Piece]:
+        """All rows, file after file, in pieces that are no larger than a shard.
+
+        Raises:
+            CorpusError: a file cannot be read at all, or has no such columns.
+        """
+
+        def read(file: FoundFile) -> list[Piece]:
+            if file.path.endswith(_PARQUET):
+                return parquet_pieces(self.filesystem, file.path, columns, most_rows)
+            return jsonl_pieces(self.filesystem, file.path, most_rows, most_bytes)
+
+        with ThreadPoolExecutor(_READERS) as pool:
+            return [piece for pieces in pool.map(read, self.files) for piece in pieces]
+
+    def id_type(self, columns: Columns) -> Any:
+        """The pyarrow type of ids in OUT: the one of parquet files, string of JSONL. None: there are none.
+
+        Raises:
+            CorpusError: files differ.
+        """
+        if columns.id is None:
+            return None
+        found: dict[Any, str] = {}
+        for file in self.files:
+            found.setdefault(_id_type(self.filesystem, file.path, columns.id), file.path)
+        found.pop(None, None)
+        if len(found) > 1:
+            (one, first), (other, second) = list(found.items())[:2]
+            raise CorpusError(f"ids are {one} in {first} and {other} in {second}; they must be of one type")
+        return next(iter(found), pa.string())
+
+
+def find_inputs(url: str) -> Inputs:
+    """The files that a path, folder, pattern or URL names.
+
+    Raises:
+        CorpusError: there are none, or one is of no kind that is read.
+    """
+    place, found = find(url)
+    known = [file for file in found if file.path.endswith((_PARQUET, *SUFFIXES))]
+    if not known:
+        raise CorpusError(f"{found[0].path}: only {_PARQUET}, {', '.join(SUFFIXES)} are read")
+    return Inputs(place.filesystem, known)
+
+
+def source_filesystem(url: str) -> Any:
+    """The filesystem of IN, for a worker that has the plan."""
+    return locate(split_pattern(url)[0]).filesystem
+
+
+def read_pieces(filesystem: Any, pieces: Sequence[Piece], columns: Columns) -> Iterator[Chunk]:
+    """The rows of all pieces, in order; every one comes, with its text or as rejected."""
+    for piece in pieces:
+        read = read_parquet if piece.file.endswith(_PARQUET) else read_jsonl
+        yield from read(filesystem, piece, columns)
+
+
+def _id_type(filesystem: Any, path: str, column: str) -> Any:
+    if not path.endswith(_PARQUET):
+        return pa.string()
+    try:
+        with filesystem.open_input_file(path) as stream:
+            return id_type(pq.ParquetFile(stream).schema_arrow.field(column).type)
+    except UNREADABLE:
+        return None

@@ -1,0 +1,126 @@
+"""Rows of JSONL files, plain, gzip or zstd. A row is a line, a blank one too.
+
+The file is read once before, to count its lines; of each shard's first line the place is kept, so that plain
+files are read from there. Compressed ones are inflated up to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import orjson
+
+from gateway.corpus.rows import CHUNK_ROWS, Chunk, Columns, Piece, lost
+
+_BLOCK_BYTES = 1 << 20
+_MAX_LINE_BYTES = 64 << 20
+_MARK = b"\xef\xbb\xbf"
+_CODECS = {".gz": "gzip", ".zst": "zstd"}
+SUFFIXES = tuple(kind + codec for kind in (".jsonl", ".ndjson") for codec in ("", *_CODECS))
+
+
+def jsonl_pieces(filesystem: Any, path: str, most_rows: int, most_bytes: int) -> list[Piece]:
+    """The file's rows in pieces of at most so many, or of the first line behind so many bytes."""
+    pieces: list[Piece] = []
+    start = row = offset = place = 0
+    damage, ended = "", True
+
+    def cut() -> None:
+        nonlocal start, offset
+        pieces.append(Piece(path, start, row, offset, place - offset))
+        start, offset = row, place
+
+    try:
+        for block in _blocks(filesystem, path, 0):
+            base, ended = place, block.endswith(b"\n")
+            ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + 1
+            while len(ends):
+                by_rows = most_rows - (row - start)
+                by_bytes = int(np.searchsorted(ends, offset + most_bytes - base)) + 1
+                taken = min(by_rows, by_bytes, len(ends))
+                row, place = row + taken, base + int(ends[taken - 1])
+                ends = ends[taken:]
+                if taken == min(by_rows, by_bytes):
+                    cut()
+            place = base + len(block)
+    except OSError as error:
+        damage = f"the file ends early: {' '.join(str(error).split())}"
+    row += not ended
+    if row > start or damage:
+        cut()
+        pieces[-1] = pieces[-1]._replace(damage=damage)
+    return pieces
+
+
+def read_jsonl(filesystem: Any, piece: Piece, columns: Columns) -> Iterator[Chunk]:
+    """The piece's rows; lines that hold no such object are rejected with the reason."""
+    chunk, row = Chunk(piece.file), piece.start
+    reason = "the file has fewer lines now"
+    try:
+        for line in _lines(filesystem, piece):
+            _add(chunk, row, line, columns)
+            row += 1
+            if row == piece.stop or len(chunk.rows) + len(chunk.rejected) == CHUNK_ROWS:
+                yield chunk
+                chunk = Chunk(piece.file)
+            if row == piece.stop:
+                return
+    except OSError as error:
+        reason = f"the line cannot be read: {' '.join(str(error).split())}"
+    yield chunk
+    if row < piece.stop:
+        yield from lost(piece.file, row, piece.stop, reason)
+
+
+def _add(chunk: Chunk, row: int, line: bytes | None, columns: Columns) -> None:
+    if line is None:
+        chunk.reject(row, None, f"the line is longer than {_MAX_LINE_BYTES} bytes")
+        return
+    try:
+        fields = orjson.loads(line.removeprefix(_MARK) if row == 0 else line)
+    except orjson.JSONDecodeError as error:
+        chunk.reject(row, None, f"not JSON: {error}" if line.strip() else "the line is blank")
+        return
+    if not isinstance(fields, dict):
+        chunk.reject(row, None, f"the line is a {type(fields).__name__}, not an object")
+        return
+    id_ = None if columns.id is None else fields.get(columns.id)
+    if columns.text not in fields:
+        chunk.reject(row, id_, f"no field {columns.text!r}")
+    elif id_ is not None and (isinstance(id_, bool) or not isinstance(id_, int | str)):
+        chunk.reject(row, id_, f"id is of type {type(id_).__name__}, not an integer or a string")
+    else:
+        chunk.add(row, None if id_ is None else str(id_), fields[columns.text])
+
+
+def _lines(filesystem: Any, piece: Piece) -> Iterator[bytes | None]:
+    """The lines from the piece's first on, without their ends; None for one that is too long to hold."""
+    rest, too_long = b"", False
+    for block in _blocks(filesystem, piece.file, piece.offset):
+        first, *others = block.split(b"\n")
+        rest += first
+        if len(rest) > _MAX_LINE_BYTES:
+            rest, too_long = b"", True
+        for line in others:
+            yield None if too_long else rest
+            rest, too_long = line, False
+    if rest or too_long:
+        yield None if too_long else rest
+
+
+def _blocks(filesystem: Any, path: str, offset: int) -> Iterator[bytes]:
+    """The inflated file from `offset` on, in blocks."""
+    codec = next((codec for suffix, codec in _CODECS.items() if path.endswith(suffix)), None)
+    if codec is None:
+        with filesystem.open_input_file(path) as stream:
+            stream.seek(offset)
+            while block := stream.read(_BLOCK_BYTES):
+                yield block
+        return
+    with filesystem.open_input_stream(path, compression=codec) as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            if offset < len(block):
+                yield block[offset:]
+            offset = max(0, offset - len(block))

@@ -1,0 +1,118 @@
+"""One driver an OUT.
+
+On this machine's filesystems the kernel holds the lock, so that it goes with the process however that
+ends. Object stores have no locks: there a file is renewed every minute, and stale when it was not for ten.
+Two that start within the same second may both pass; as shards are written whole, that costs time and no rows.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import msgspec
+
+from gateway.corpus.errors import RefusedError
+from gateway.corpus.store import JOB, Store
+
+_NAME = f"{JOB}/lock.json"
+_RENEW_S, _STALE_S = 60.0, 600.0
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """Who drives. renewed_s: seconds since 1970 when it last said so."""
+
+    host: str
+    pid: int
+    run: str
+    renewed_s: float
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+class Lock:
+    """Held from enter to exit. run: a word of this driver alone."""
+
+    def __init__(self, store: Store, run: str) -> None:
+        self._store = store
+        self._run = run
+        self._file: IO[bytes] | None = None
+        self._ended = threading.Event()
+
+    def __enter__(self) -> Lock:
+        """Take it.
+
+        Raises:
+            RefusedError: another driver has it.
+            OutputError: OUT cannot be written.
+        """
+        if self._store.local:
+            self._file = self._flock()
+        else:
+            self._refuse(self._holder())
+            self._renew()
+            threading.Thread(target=self._renewing, name="corpus-lock", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        if self._file is not None:
+            self._file.close()
+        else:
+            self._store.delete(_NAME)
+
+    def _flock(self) -> IO[bytes]:
+        """The file stays when the lock is given back: removing it would let two drivers lock two files."""
+        path = Path(self._store.path(_NAME))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+b")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise self._refusal(self._holder()) from None
+        file.truncate(0)
+        file.write(self._mine())
+        file.flush()
+        return file
+
+    def _renewing(self) -> None:
+        while not self._ended.wait(_RENEW_S):
+            self._renew()
+
+    def _renew(self) -> None:
+        self._store.write(_NAME, self._mine())
+
+    def _mine(self) -> bytes:
+        return msgspec.json.encode(Holder(socket.gethostname(), os.getpid(), self._run, time.time()))
+
+    def _holder(self) -> Holder | None:
+        content = self._store.read(_NAME)
+        try:
+            return msgspec.json.decode(content or b"", type=Holder)
+        except msgspec.DecodeError:
+            return None
+
+    def _refuse(self, holder: Holder | None) -> None:
+        if holder is not None and not _stale(holder, time.time()):
+            raise self._refusal(holder)
+
+    def _refusal(self, holder: Holder | None) -> RefusedError:
+        who = "another driver" if holder is None else str(holder)
+        return RefusedError(f"{self._store.url} is being written by {who}; wait for it, or end it")
+
+
+def _stale(holder: Holder, now_s: float) -> bool:
+    """Whether a driver that left a file must be dead: not renewed for long, or gone from this machine."""
+    if now_s - holder.renewed_s > _STALE_S:
+        return True
+    return holder.host == socket.gethostname() and not Path(f"/proc/{holder.pid}").exists()

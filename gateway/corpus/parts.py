@@ -1,0 +1,111 @@
+"""The files of a shard: its vectors, and the rows that have none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import parquet as pq
+
+from gateway.corpus.commits import part_name, rejected_name
+from gateway.corpus.options import VectorType
+from gateway.corpus.plan import Shard
+from gateway.corpus.rows import Rejected
+from gateway.corpus.store import Store
+from gateway.corpus.windows import Window
+from gateway.dtypes import Dtype
+
+# As requests call the types, and as Arrow does. Bits come eight to a byte.
+DTYPES: dict[VectorType, Dtype] = {
+    "float32": Dtype.FLOAT32,
+    "float16": Dtype.FLOAT16,
+    "int8": Dtype.INT8,
+    "bits": Dtype.UBINARY,
+}
+_ARROW = {"float32": pa.float32(), "float16": pa.float16(), "int8": pa.int8(), "bits": pa.uint8()}
+_REJECTED = pa.schema(
+    [("file", pa.string()), ("row", pa.int64()), ("id", pa.string()), ("reason", pa.string())]
+)
+
+
+def part_schema(vectors: VectorType, dimensions: int, id_type: Any, about: dict[str, str]) -> Any:
+    """file, row, id if there is one, vector. about: metadata, for whoever finds the part alone."""
+    width = dimensions // 8 if vectors == "bits" else dimensions
+    fields = [("file", pa.dictionary(pa.int32(), pa.string())), ("row", pa.int64())]
+    if id_type is not None:
+        fields.append(("id", id_type))
+    fields.append(("vector", pa.list_(pa.field("element", _ARROW[vectors], nullable=False), width)))
+    return pa.schema(fields, metadata=about)
+
+
+class PartWriter:
+    """Rows into the two files of one shard. Called from one thread at a time.
+
+    rows: with vectors, tokens: of them, so far. rejected: rows without; about 200 bytes of memory each.
+    damage: what of the input could not be read, if anything.
+    """
+
+    def __init__(self, writer: Any, schema: Any) -> None:
+        self._writer = writer
+        self._schema = schema
+        self.rows = self.tokens = 0
+        self.rejected: list[Rejected] = []
+        self.damage = ""
+
+    def write_window(self, window: Window) -> None:
+        """A window's rows with values as a row group; the others are kept until the end."""
+        self.rejected += window.all_rejected()
+        self.tokens += window.tokens
+        self.damage = self.damage or window.damage
+        places = [place for place in range(len(window.rows)) if place not in window.reasons]
+        if places and window.values is not None:
+            files, rows, ids = (
+                [column[place] for place in places] for column in (window.files, window.rows, window.ids)
+            )
+            self._write(files, rows, ids, window.values[places] if window.reasons else window.values)
+
+    def _write(self, files: list[Any], rows: list[Any], ids: list[Any], values: NDArray[Any]) -> None:
+        """values: [n, width] of the schema's type."""
+        field = self._schema.field("vector").type
+        flat = pa.array(np.ascontiguousarray(values).reshape(-1), field.value_type)
+        columns = [pa.array(files).dictionary_encode(), pa.array(rows, pa.int64())]
+        if "id" in self._schema.names:
+            columns.append(pa.array(ids, self._schema.field("id").type))
+        columns.append(pa.FixedSizeListArray.from_arrays(flat, type=field))
+        self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
+        self.rows += len(rows)
+
+
+@contextmanager
+def writing(store: Store, shard: Shard, schema: Any) -> Iterator[PartWriter]:
+    """A writer whose part is in OUT once the block has ended well; its rejected rows are there before.
+
+    Raises:
+        OutputError: OUT cannot be written.
+    """
+    with store.writing(part_name(shard)) as stream:
+        compression = dict.fromkeys(("file", "row", "id"), "zstd") | {"vector.list.element": "none"}
+        writer = pq.ParquetWriter(
+            stream, schema, compression=compression, use_dictionary=["file"], write_statistics=["row", "id"]
+        )
+        part = PartWriter(writer, schema)
+        try:
+            yield part
+        except BaseException:
+            writer.is_open = False  # its footer would be written to a file that is thrown away
+            raise
+        writer.close()
+        if part.rejected:
+            _write_rejected(store, shard, part.rejected)
+        else:
+            store.delete(rejected_name(shard))
+
+
+def _write_rejected(store: Store, shard: Shard, rows: list[Rejected]) -> None:
+    columns = dict(zip(Rejected._fields, zip(*rows, strict=True), strict=True))
+    with store.writing(rejected_name(shard)) as stream:
+        pq.write_table(pa.table(columns, schema=_REJECTED), stream, compression="zstd")
