@@ -129,7 +129,8 @@ class Similarity:
 class Root:
     """POST /: what the hub's client sends to a bare address; vectors, or cosines if it gives sentences."""
 
-    def __init__(self, embed: Embed, similarity: Similarity) -> None:
+    def __init__(self, embed: Embed, similarity: Callable[[Call], Awaitable[Answer]]) -> None:
+        """similarity: `Similarity`, or what refuses in its place."""
         self._embed = embed
         self._similarity = similarity
 

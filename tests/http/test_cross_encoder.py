@@ -166,6 +166,13 @@ async def test_a_scorer_compares_no_words(server: Served) -> None:
     assert (reply.status, "does not compare them by sparse" in reply.value["message"]) == (400, True)
 
 
+@pytest.mark.parametrize("path", ["/similarity", "/"])
+async def test_a_scorer_has_no_vectors_whose_cosine_could_be_told(server: Served, path: str) -> None:
+    reply = await server.embed({"inputs": {"source_sentence": QUERY, "sentences": TEXTS}}, path=path)
+    assert reply.status == 422
+    assert "does not give cosines; it scores texts: /rerank, /score and /predict" in reply.value["error"]
+
+
 async def test_usage_counts_whole_pairs(server: Served) -> None:
     reply = (await server.embed({"query": "ab", "documents": ["c", "def"]}, path="/v1/rerank")).value
     assert reply["usage"]["prompt_tokens"] == (3 + 2 + 1) + (3 + 2 + 3)
