@@ -21,6 +21,8 @@ _GROWTH = 4
 # A thread's memory that a giant text made larger than this is given back.
 _KEPT = 1 << 18
 _NO_LIMIT = 1 << 40
+# Of text that is dense in tokens; a template has fewer tokens than are spared.
+_BYTES_A_TOKEN, _SPARE = 4, 256
 # Most English texts have fewer.
 _CHARS_A_TOKEN = 6
 
@@ -59,15 +61,16 @@ class _Workspace:
                 self._output.bounds[index + 1] = self._output.bounds[index]
                 cursor[0] += 1
             else:
-                self._provide(code)
+                self._provide(code, len(blob))
         return _rows(self._output.ids, self._output.bounds[: len(texts) + 1].tolist()), referred
 
-    def _provide(self, code: int) -> None:
-        """What a kernel asks for by `code`."""
+    def _provide(self, code: int, text_bytes: int) -> None:
+        """What a kernel asks for by `code`: enough, as it reads the text anew."""
         if code == BLOCK:
             self._kernel.classify(int(self._output.cursor[1]))
         elif code == ROOM:
-            larger = np.empty(_GROWTH * len(self._output.ids), np.int32)
+            ids = max(_GROWTH * len(self._output.ids), text_bytes // _BYTES_A_TOKEN + _SPARE)
+            larger = np.empty(ids, np.int32)
             larger[: len(self._output.ids)] = self._output.ids
             self._output = self._output._replace(ids=larger)
         elif code == WORD:

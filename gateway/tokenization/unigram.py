@@ -16,9 +16,18 @@ import numpy as np
 from gateway.tokenization.added import read_added
 from gateway.tokenization.ends import SPACE, parting
 from gateway.tokenization.kernels import paths, unigram
-from gateway.tokenization.kernels.arrays import Array, Bytes, Float64, Int64
+from gateway.tokenization.kernels.arrays import (
+    BLOCK_SIZE,
+    NUM_BLOCKS,
+    Array,
+    Bytes,
+    Float64,
+    Int64,
+    UInt16,
+    UInt32,
+)
 from gateway.tokenization.kernels.charsmap import BLANKS, Charsmap, Classifier, read_charsmap
-from gateway.tokenization.kernels.trie import build_trie
+from gateway.tokenization.kernels.trie import MAX_LABEL, build_labelled
 from gateway.tokenization.unsupported import UnsupportedError
 from rose.batch import Int32
 
@@ -59,10 +68,10 @@ class UnigramKernel:
     def scratch(self, word_bytes: int) -> paths.Scratch:
         """See Kernel."""
         return paths.Scratch(
-            np.empty(word_bytes, np.uint8),
+            np.empty(word_bytes, np.uint16),
+            np.empty(word_bytes, np.uint32),
             np.empty(word_bytes + 1, np.float64),
-            np.empty(word_bytes + 1, np.int32),
-            np.empty(word_bytes + 1, np.int32),
+            np.empty(word_bytes + 1, np.int64),
         )
 
     @property
@@ -97,20 +106,26 @@ def read_unigram(file: dict[str, Any]) -> UnigramKernel:
     precompiled, flags = _normalizer(file["normalizer"])
     flags |= _pre_tokenizer(file["pre_tokenizer"])
     added = read_added(file["added_tokens"], literal=False, raw=True)
+    _check_model(file["model"])
+    pieces = [piece for piece, _ in file["model"]["vocab"]]
+    scores = np.array([score for _, score in file["model"]["vocab"]], np.float64)
+    points = _by_frequency(pieces, scores)
+    labels = np.zeros(NUM_BLOCKS * BLOCK_SIZE, np.uint16)
+    labels[points[1:]] = np.arange(1, len(points))
     try:
-        charsmap, classifier = read_charsmap(precompiled, added.leads)
+        charsmap, classifier = read_charsmap(precompiled, added.leads, labels)
     except ValueError as error:
         raise UnsupportedError(str(error)) from error
     _check_charsmap(charsmap)
-    trie, scores, byte_ids = _pieces(file["model"])
     rules = np.zeros(8, np.int64)
     for name, place in _PLACES.items():
         rules[place] = flags.get(name, False)
     rules[paths.BYTE_FALLBACK] = bool(file["model"].get("byte_fallback"))
     rules[paths.UNKNOWN_ID] = file["model"]["unk_id"]
-    rules[paths.LONGEST] = max(4, *(len(piece.encode()) for piece, _ in file["model"]["vocab"]))
-    scores = np.append(scores, scores.min() - _UNK_PENALTY)
-    tables = paths.Tables(trie, scores, byte_ids, added.trie, rules)
+    rules[paths.LONGEST] = max(map(len, pieces))
+    unknown_first = np.append(scores.min() - _UNK_PENALTY, scores)
+    byte_ids = _byte_ids(pieces) if rules[paths.BYTE_FALLBACK] else np.zeros(256, np.int32)
+    tables = paths.Tables(_trie(pieces, labels), unknown_first, points, byte_ids, added.trie, rules)
     return UnigramKernel(charsmap, tables, classifier, file["added_tokens"])
 
 
@@ -154,18 +169,42 @@ def _check_charsmap(charsmap: Charsmap) -> None:
         raise UnsupportedError("character map to blanks other than spaces")
 
 
-def _pieces(model: dict[str, Any]) -> tuple[Int64, Float64, Int32]:
-    """The pieces' trie i64[m], their scores f64[n] by id, and the ids i32[256] of bytes."""
+def _check_model(model: dict[str, Any]) -> None:
     if model.get("unk_id") is None:
         raise UnsupportedError("Unigram without an unknown token")
-    vocab = model["vocab"]
-    ids = {piece.encode(): index for index, (piece, _) in enumerate(vocab)}
-    if len(ids) != len(vocab):
+    if len({piece for piece, _ in model["vocab"]}) != len(model["vocab"]):
         raise UnsupportedError("pieces that occur twice")
-    scores = np.array([score for _, score in vocab], np.float64)
-    byte_ids = np.full(256, -1, np.int32)
-    if model.get("byte_fallback"):
-        byte_ids[:] = [ids.get(f"<0x{byte:02X}>".encode(), -1) for byte in range(256)]
-        if (byte_ids < 0).any():
-            raise UnsupportedError("byte fallback without all bytes")
-    return build_trie(ids), scores, byte_ids
+
+
+def _points(pieces: list[str]) -> UInt32:
+    """The code points of all pieces, u32[n], one after the other."""
+    return np.frombuffer("".join(pieces).encode("utf-32-le"), "<u4").astype(np.uint32)
+
+
+def _by_frequency(pieces: list[str], scores: Float64) -> UInt32:
+    """0, then the code points of the pieces, the likeliest first: u32[k]. Scores are logarithms."""
+    weights = np.repeat(np.exp(np.minimum(scores, 0)), [len(piece) for piece in pieces])
+    points, places = np.unique(_points(pieces), return_inverse=True)
+    order = np.argsort(-np.bincount(places, weights), kind="stable")
+    if len(points) >= MAX_LABEL:
+        raise UnsupportedError(f"more than {MAX_LABEL} characters")
+    return np.append(np.uint32(0), points[order])
+
+
+def _trie(pieces: list[str], labels: UInt16) -> Int64:
+    """The pieces' trie by the labels of their characters."""
+    lengths = [len(piece) for piece in pieces]
+    rows = np.split(labels[_points(pieces)], np.cumsum(lengths)[:-1])
+    keys = [row.astype(">u2").tobytes() for row in rows]
+    order = sorted((index for index in range(len(pieces)) if lengths[index]), key=keys.__getitem__)
+    in_order = np.concatenate([rows[index] for index in order]).astype(np.int32)
+    return build_labelled(in_order, [lengths[index] for index in order], order)
+
+
+def _byte_ids(pieces: list[str]) -> Int32:
+    """The ids of the pieces that stand for bytes, i32[256]."""
+    ids = {piece: index for index, piece in enumerate(pieces)}
+    byte_ids = np.array([ids.get(f"<0x{byte:02X}>", -1) for byte in range(256)], np.int32)
+    if (byte_ids < 0).any():
+        raise UnsupportedError("byte fallback without all bytes")
+    return byte_ids

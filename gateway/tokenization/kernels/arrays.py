@@ -11,6 +11,7 @@ import numpy.typing as npt
 from rose.batch import Int32
 
 UInt8: TypeAlias = npt.NDArray[np.uint8]
+UInt16: TypeAlias = npt.NDArray[np.uint16]
 UInt32: TypeAlias = npt.NDArray[np.uint32]
 UInt64: TypeAlias = npt.NDArray[np.uint64]
 Int64: TypeAlias = npt.NDArray[np.int64]
@@ -38,12 +39,11 @@ NUM_BLOCKS, BLOCK_SIZE = 0x1100, 256
 class Words(NamedTuple):
     """What is remembered of words already tokenised; see words.py.
 
-    slots: u64[3 n]. keys: u8[k], their bytes. values: i32[v], their ids. used: i64[2], of keys and of values.
+    slots: u64[n]. arena: i32[m], words and ids. used: i64[1], of the arena.
     """
 
     slots: UInt64
-    keys: UInt8
-    values: Int32
+    arena: Int32
     used: Int64
 
 

@@ -13,12 +13,10 @@ import numpy as np
 
 from gateway.tokenization.kernels.arrays import (
     BLOCK,
-    CURSOR,
     IDS,
     OK,
     OWN,
     REFER,
-    ROOM,
     STATE,
     UNKNOWN,
     WORD,
@@ -30,10 +28,9 @@ from gateway.tokenization.kernels.arrays import (
 )
 from gateway.tokenization.kernels.jit import array_at, entry, inner
 from gateway.tokenization.kernels.scanner import BLANK, DISPUTED, run_of, word_end
-from gateway.tokenization.kernels.texts import LIMIT, OUT, begin_text, end_text
+from gateway.tokenization.kernels.texts import LIMIT, MISSING, OUT, each_text, each_word
 from gateway.tokenization.kernels.trie import exact, starts_key
 from gateway.tokenization.kernels.utf8 import code_point, width
-from gateway.tokenization.kernels.words import MAX_WORD, find, hash_of, recall, remember
 from rose.batch import Int32
 
 # Places in the rules. PATTERN: see scanner.PATTERNS. WHOLE: a word that is a token is not merged from bytes.
@@ -80,7 +77,6 @@ class Scratch(NamedTuple):
 
 _CLASSES, _LEADS, _ADDED, _BYTE_IDS, _PAIRS, _RANKS, _MERGED, _TOKENS, _RULES = range(OWN, OWN + 9)
 _SYMBOLS, _SYMBOL_RANKS, _NEXT, _PREVIOUS, _HEAP, _WORDS = range(OWN + 9, OWN + 15)
-_MISSING = 2
 
 
 @inner
@@ -211,8 +207,9 @@ def _merge_long(memory: Int64, count: int) -> int:
 
 
 @inner
-def _merge_word(text: Bytes, start: int, stop: int, memory: Int64, out: int) -> int:
-    """Ids of the word text[start:stop] to ids[out:]; gives the end of them, or -1 if there is no room."""
+def _merge_word(word: tuple[Bytes, int, int], memory: Int64, out: int) -> int:
+    """Ids of the `word`, a text, start and stop, to ids[out:]; gives their end, or -1 if there is no room."""
+    text, start, stop = word
     ids, rules = array_at(memory, IDS, np.int32), array_at(memory, _RULES, np.int64)
     symbols, byte_ids = array_at(memory, _SYMBOLS, np.int32), array_at(memory, _BYTE_IDS, np.int32)
     count = stop - start
@@ -231,6 +228,9 @@ def _merge_word(text: Bytes, start: int, stop: int, memory: Int64, out: int) -> 
     return out + count
 
 
+_each_word = each_word(_WORDS, _merge_word)
+
+
 @inner
 def _check_word(text: Bytes, start: int, end: int, stop: int, memory: Int64) -> int:
     """OK; BLOCK: the word has a code point of unknown class; REFER: a disputed one, or an added token."""
@@ -243,7 +243,7 @@ def _check_word(text: Bytes, start: int, end: int, stop: int, memory: Int64) -> 
             point = code_point(text, at)
             kind = signed(classes[point])
             if kind == UNKNOWN:
-                array_at(memory, STATE, np.int64)[_MISSING] = point >> 8
+                array_at(memory, STATE, np.int64)[MISSING] = point >> 8
                 return BLOCK
             if kind & DISPUTED and rules[NORMALIZED]:
                 return REFER
@@ -256,26 +256,12 @@ def _check_word(text: Bytes, start: int, end: int, stop: int, memory: Int64) -> 
 @inner
 def _add_word(text: Bytes, start: int, end: int, memory: Int64) -> int:
     """Write the word's ids. Gives OK, ROOM or WORD."""
-    state, span = array_at(memory, STATE, np.int64), (start, end)
-    out = state[OUT]
-    if end - start > MAX_WORD:
-        if end - start > len(array_at(memory, _SYMBOLS, np.int32)):
-            state[_MISSING] = end - start
-            return WORD
-        out = _merge_word(text, start, end, memory, out)
-    else:
-        key = hash_of(text, start, end)
-        slot = find(memory, _WORDS, key, text, span)
-        if slot >= 0:
-            out = recall(memory, _WORDS, slot, array_at(memory, IDS, np.int32), out)
-        else:
-            out = _merge_word(text, start, end, memory, out)
-            if out >= 0:
-                remember(memory, _WORDS, key, text, span, (state[OUT], out))
-    if out < 0:
-        return ROOM
-    state[OUT] = out
-    return OK
+    state = array_at(memory, STATE, np.int64)
+    if end - start > len(array_at(memory, _SYMBOLS, np.int32)):
+        state[MISSING] = end - start
+        return WORD
+    word = signed(text.ctypes.data) + start, end - start
+    return _each_word(memory, word, (text, start, end))
 
 
 @inner
@@ -301,20 +287,13 @@ def _encode_text(text: Bytes, span: tuple[int, int], memory: Int64) -> int:
     return OK
 
 
+_each_text = each_text(_encode_text)
+
+
 @entry
 def encode(text: Bytes, bounds: Int64, memory: Int64) -> int:
     """Ids of the texts text[bounds[t]:bounds[t + 1]] from cursor[0] on; see arrays.py for the answer.
 
     memory: addresses of Output's arrays, the state, and the arrays of Tables, Scratch and Words.
     """
-    cursor, state = array_at(memory, CURSOR, np.int64), array_at(memory, STATE, np.int64)
-    while cursor[0] < len(bounds) - 1:
-        if not begin_text(memory):
-            return ROOM
-        code = _encode_text(text, (bounds[cursor[0]], bounds[cursor[0] + 1]), memory)
-        if code != OK:
-            cursor[1] = state[_MISSING]
-            return code
-        if not end_text(memory):
-            return ROOM
-    return OK
+    return _each_text(text, bounds, memory)

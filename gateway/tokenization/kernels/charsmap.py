@@ -17,21 +17,26 @@ from tokenizers.normalizers import Normalizer, Precompiled
 
 from gateway.tokenization.kernels.arrays import (
     BLOCK_SIZE,
-    NUM_BLOCKS,
     UNKNOWN,
     Bytes,
     Int64,
     UInt8,
+    UInt16,
     UInt32,
     signed,
 )
 from gateway.tokenization.kernels.jit import entry, inner
+from gateway.tokenization.kernels.utf8 import code_point, width
 from rose.batch import Int32
 
 # Of a code point: it has a normal form; it begins a longer key; it joins what is before it, or what is after
 # it; nothing joins it; a boundary beside it may depend on more than its neighbours; it is a blank without a
-# normal form.
-MAPPED, OPENS, JOINS, PREPENDS, CONTROL, RISKY, BLANK = 1, 2, 4, 8, 16, 32, 64
+# normal form; it is "▁".
+MAPPED, OPENS, JOINS, PREPENDS, CONTROL, RISKY, BLANK, IS_MARK = 1, 2, 4, 8, 16, 32, 64, 128
+KIND, LABEL_AT, LABEL = 0xFF, 8, 0xFFFF
+# Beside class and label: some key has it, but not in front.
+CONTINUES = 1 << 24
+MARK_POINT = 0x2581
 
 # char::is_whitespace of the library's language, but for the space.
 BLANKS = (
@@ -46,23 +51,25 @@ _RISKY = ((0x0900, 0x1D00), (0xA800, 0xAC00), (0xA960, 0xA980), (0xAC00, 0xD800)
 class Charsmap(NamedTuple):
     """units: u32[n], the map's double array. pool: u8[m], its strings, each closed by 0.
 
-    classes: u8[0x110000], by code point. ascii_mapped: i32[128], where in the pool the string of an ASCII
-    character is, 0 if it has none, -1 for BLANK. added_leads: u8[256], 1 for bytes that begin a token that is
-    cut out of the text before normalisation. plain: u8[256], 1 for ASCII that is not mapped, no space and no
-    such byte.
+    characters: u32[0x110000], by code point: its class (KIND); the label that the vocabulary gives it, 0 if
+    none (LABEL, from LABEL_AT on); CONTINUES. ascii_mapped: i32[128], where in the pool the string of an
+    ASCII character is, 0 if it has none, -1 for BLANK. added_leads: u8[256], 1 for bytes that begin a token
+    that is cut out of the text before normalisation. plain: i32[256], by byte, the label of ASCII that has
+    one, is not mapped, no space and no such byte; else 0.
     """
 
     units: UInt32
     pool: UInt8
-    classes: UInt8
+    characters: UInt32
     ascii_mapped: Int32
     added_leads: UInt8
-    plain: UInt8
+    plain: Int32
 
     def looking_for(self, added_leads: UInt8) -> Charsmap:
         """The same map beside other added tokens."""
-        plain = np.zeros(256, np.uint8)
-        plain[:128] = (self.ascii_mapped == 0) & (added_leads[:128] == 0)
+        plain = np.zeros(256, np.int32)
+        stays = (self.ascii_mapped == 0) & (added_leads[:128] == 0)
+        plain[:128] = stays * (self.characters[:128] >> LABEL_AT & LABEL)
         plain[[0x0D, 0x20]] = 0
         return self._replace(added_leads=added_leads, plain=plain)
 
@@ -112,6 +119,29 @@ def _opens(units: UInt32, text: Bytes, start: int, stop: int) -> bool:
 
 
 @entry
+def _continuing(units: UInt32, characters: UInt32) -> None:
+    """Mark with CONTINUES what the keys have behind their first characters."""
+    key, nodes, tried = np.zeros(256, np.uint8), np.zeros(256, np.int64), np.zeros(256, np.int64)
+    depth, nodes[0] = 0, _offset(signed(units[0]))
+    while depth >= 0:
+        tried[depth] += 1
+        byte = tried[depth]
+        child = nodes[depth] ^ byte
+        if byte > 255 or depth > 250:
+            depth -= 1
+        elif child < len(units) and signed(units[child]) & 0x800000FF == byte:
+            unit = signed(units[child])
+            key[depth] = byte
+            depth += 1
+            nodes[depth], tried[depth] = child ^ _offset(unit), 0
+            if unit & 0x100:
+                at = width(signed(key[0]))
+                while at < depth:
+                    characters[code_point(key, at)] |= np.uint32(CONTINUES)
+                    at += width(signed(key[at]))
+
+
+@entry
 def _own_classes(units: UInt32, text: Bytes, bounds: Int64, classes: UInt8) -> None:
     """MAPPED and OPENS of the characters text[bounds[n]:bounds[n + 1]]."""
     for index in range(len(bounds) - 1):
@@ -153,8 +183,9 @@ class Classifier:
                 classes[place] |= BLANK
         for low, high in _RISKY:
             classes[max(low - points[0], 0) : max(high - points[0], 0)] |= RISKY
-        start = block * BLOCK_SIZE
-        self._charsmap.classes[start : start + BLOCK_SIZE] = classes
+        classes[[point == MARK_POINT for point in points]] |= IS_MARK
+        known = self._charsmap.characters[points[0] : points[0] + BLOCK_SIZE]
+        known[:] = known & ~np.uint32(KIND) | classes
 
     def _which(self, texts: list[str], probe: str, answer: str) -> list[int]:
         """Of which characters the probe's normal form is the answer."""
@@ -174,8 +205,10 @@ class Classifier:
         return CONTROL if self._normalizer.normalize_str(text + _ACUTE) == alone + _ACUTE else 0
 
 
-def read_charsmap(precompiled: str | None, added_leads: UInt8) -> tuple[Charsmap, Classifier]:
+def read_charsmap(precompiled: str | None, added_leads: UInt8, labels: UInt16) -> tuple[Charsmap, Classifier]:
     """A map as tokenizer.json has it, in base64; None: characters stay as they are.
+
+    labels: u16[0x110000], by code point.
 
     Raises:
         ValueError: it is not such a map.
@@ -186,12 +219,14 @@ def read_charsmap(precompiled: str | None, added_leads: UInt8) -> tuple[Charsmap
         raise ValueError("the character map is cut off")
     units = np.frombuffer(blob[4 : 4 + size], "<u4").astype(np.uint32) if size else np.zeros(1, np.uint32)
     pool = np.frombuffer(b"\0" + blob[4 + size :] + b"\0", np.uint8).copy()
-    classes = np.full(NUM_BLOCKS * BLOCK_SIZE, UNKNOWN, np.uint8)
-    charsmap = Charsmap(units, pool, classes, np.zeros(128, np.int32), added_leads, added_leads)
+    characters: UInt32 = labels.astype(np.uint32) << np.uint32(LABEL_AT) | np.uint32(UNKNOWN)
+    _continuing(units, characters)
+    ascii_mapped = np.zeros(128, np.int32)
     for point in range(1, 128):
         at = shortest(units, np.frombuffer(bytes([point]), np.uint8), 0, 1)
-        charsmap.ascii_mapped[point] = -1 if at < 0 and chr(point) in BLANKS else max(at, 0)
-    charsmap = charsmap.looking_for(added_leads)
+        ascii_mapped[point] = -1 if at < 0 and chr(point) in BLANKS else max(at, 0)
+    nothing = np.zeros(256, np.int32)
+    charsmap = Charsmap(units, pool, characters, ascii_mapped, added_leads, nothing).looking_for(added_leads)
     return charsmap, Classifier(charsmap, Precompiled(blob) if blob else None)
 
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from numba import types
 from numba.extending import intrinsic
 
-from gateway.tokenization.kernels.arrays import Int64
+from gateway.tokenization.kernels.arrays import Int64, UInt8
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -88,6 +88,29 @@ def _pointer(_: Any, address: Any, dtype: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(made.return_type))
 
     return signature, generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _load(_: Any, address: Any, dtype: Any) -> Any:
+    signature = types.uint64(address, dtype)
+
+    def generate(context: Any, builder: Any, made: Any, args: Any) -> Any:
+        of = context.get_value_type(dtype.dtype)
+        place = builder.inttoptr(args[0], of.as_pointer())
+        return builder.zext(builder.load(place, align=1), context.get_value_type(types.uint64))
+
+    return signature, generate
+
+
+# The number of an unsigned type at an address of any alignment.
+load: Callable[[int, Any], np.uint64] = _load
+
+
+@inner
+def bytes_at(address: int, length: int) -> UInt8:
+    """The bytes at an address."""
+    found: UInt8 = numba.carray(_pointer(address, np.uint8), length)
+    return found
 
 
 @inner

@@ -1,4 +1,8 @@
-"""The best path through a word, whole or as far as it is sure; where the Unigram kernel keeps what it has."""
+"""The best path through a word, whole or as far as it is sure; where the Unigram kernel keeps what it has.
+
+A word is a row of labels, numbers that the vocabulary's characters have, the most frequent the lowest: so a
+character of three bytes is one step in the trie, and the nodes of frequent ones are side by side.
+"""
 
 from __future__ import annotations
 
@@ -15,133 +19,137 @@ from gateway.tokenization.kernels.arrays import (
     WORD,
     Float64,
     Int64,
-    UInt8,
+    UInt16,
+    UInt32,
     signed,
+    unsigned,
 )
 from gateway.tokenization.kernels.jit import array_at, inner
-from gateway.tokenization.kernels.texts import OUT
-from gateway.tokenization.kernels.trie import child_of, exact, id_of
-from gateway.tokenization.kernels.utf8 import width
+from gateway.tokenization.kernels.texts import MISSING, OUT
+from gateway.tokenization.kernels.trie import BASE_AT, ID, ID_AT, LABEL, child_of, id_of
 from rose.batch import Int32
 
 # Places in the rules. PREFIXES: words get a "▁" in front; the text's first only, if not SPLIT_SPACES.
 # COLLAPSE: a run of spaces is one. STRIP: spaces at the end go. SPLIT_SPACES: spaces part words and go.
 # SPLIT: each "▁" begins a word. BYTE_FALLBACK: characters that no piece has become pieces of bytes, else the
-# UNKNOWN_ID. LONGEST: bytes of the longest piece, or of a character.
+# UNKNOWN_ID. LONGEST: characters of the longest piece.
 PREFIXES, COLLAPSE, STRIP, SPLIT_SPACES, SPLIT, BYTE_FALLBACK, UNKNOWN_ID, LONGEST = range(8)
 
 
 class Tables(NamedTuple):
-    """trie: i64[m] of the pieces. scores: f64[n + 1] by id, then an unknown's. byte_ids: i32[256].
+    """trie: i64[m] of the pieces' labels. scores: f64[n + 1], an unknown's, then those of the ids.
 
-    added: trie of the tokens that are cut out of the raw text before all else. rules: i64[8].
+    points: u32[k], the code points of the labels. byte_ids: i32[256]. added: trie of the tokens that are cut
+    out of the raw text before all else. rules: i64[8].
     """
 
     trie: Int64
     scores: Float64
+    points: UInt32
     byte_ids: Int32
     added: Int64
     rules: Int64
 
 
 class Scratch(NamedTuple):
-    """One thread's own memory. word: u8[w], a word's bytes.
+    """One thread's own memory. word: u16[w], a word's labels, 0 for a character without one.
 
-    The best path to each of its places: score f64[w + 1], start i32[w + 1] of its last piece, id i32[w + 1].
+    odd: u32[w], the code points of those. The best path to each place of the word: score f64[w + 1], and back
+    i64[w + 1], where its last piece starts << 32 | the id.
     """
 
-    word: UInt8
+    word: UInt16
+    odd: UInt32
     score: Float64
-    start: Int32
-    id: Int32
+    back: Int64
 
 
 # Numbers of the arrays: of Charsmap, of Tables, of Scratch and of Words.
-UNITS, POOL, CLASSES, ASCII, LEADS, PLAIN = range(OWN, OWN + 6)
-TRIE, SCORES, BYTE_IDS, ADDED, RULES = range(OWN + 6, OWN + 11)
-WORD_BYTES, SCORE, START, PIECE, WORDS = range(OWN + 11, OWN + 16)
+UNITS, POOL, CHARACTERS, ASCII, LEADS, PLAIN = range(OWN, OWN + 6)
+TRIE, SCORES, POINTS, BYTE_IDS, ADDED, RULES = range(OWN + 6, OWN + 12)
+LABELS, ODD, SCORE, BACK, WORDS = range(OWN + 12, OWN + 17)
 
-# What the state holds after OUT and LIMIT. AT: the place in the text. ALONE: code points before this place
-# are looked up one by one. USED: bytes of the word. FRESH: the next byte is the first, a "▁" may be due.
-# BEGIN, END, POOLED: what is to be written. MARK: it is a "▁". MISSING: the block asked for. SPACES: so
-# many wait. TRIED: the first place of the word whose pieces are not tried yet, 0 in a word of which none are.
-# REACHED: the last place that has been cleared for that.
-AT, ALONE, USED, FRESH, BEGIN, END, POOLED, MARK, MISSING, SPACES, TRIED, REACHED = range(2, 14)
-# Free bytes of a word's buffer that one character, with what stands before it, may take.
+# What the state holds after MISSING. AT: the place in the text. ALONE: code points before this place are
+# looked up one by one. USED: characters of the word. HAS_ODD: one of them has no label. FRESH: the next one
+# is the first, a "▁" may be due. MARK: it is a "▁". SPACES: so many wait. TRIED: the first place of the word
+# whose pieces are not tried yet, 0 in a word of which none are. REACHED: the last that was cleared for that.
+AT, ALONE, USED, HAS_ODD, FRESH, MARK, SPACES, TRIED, REACHED = range(MISSING + 1, MISSING + 10)
+# Free places of a word's buffer that one character, with what stands before it, may take.
 SLACK = 96
+_IMPOSSIBLE = -np.inf
+_ID_OF = 0xFFFFFFFF
 
 
 @inner
 def _search(memory: Int64, last: int, stop: int) -> None:
-    """Try the pieces that begin at state[TRIED] and at later places before `last`, in bytes up to `stop`."""
-    word, score = array_at(memory, WORD_BYTES, np.uint8), array_at(memory, SCORE, np.float64)
-    start, ids_at = array_at(memory, START, np.int32), array_at(memory, PIECE, np.int32)
-    trie, scores = array_at(memory, TRIE, np.int64), array_at(memory, SCORES, np.float64)
-    state, rules = array_at(memory, STATE, np.int64), array_at(memory, RULES, np.int64)
-    unknown, unknown_score = rules[UNKNOWN_ID], scores[len(scores) - 1]
-    root, here = trie[0], state[TRIED]
+    """Try the pieces that begin at state[TRIED] and at later places before `last`, in labels up to `stop`."""
+    word, score = array_at(memory, LABELS, np.uint16), array_at(memory, SCORE, np.float64)
+    back, trie = array_at(memory, BACK, np.int64), array_at(memory, TRIE, np.int64)
+    scores, state = array_at(memory, SCORES, np.float64), array_at(memory, STATE, np.int64)
+    unknown, root = array_at(memory, RULES, np.int64)[UNKNOWN_ID], trie[0]
+    here = state[TRIED]
     if here == 0:
         score[0], state[REACHED] = 0.0, 0
     for place in range(state[REACHED] + 1, stop + 1):
-        start[place] = -1
+        score[unsigned(place)] = _IMPOSSIBLE
     state[REACHED] = stop
     while here < last:
-        so_far = score[here]
-        end = here + width(signed(word[here]))
-        known = False
-        node, at = root, here
+        so_far, start = score[unsigned(here)], here << 32
+        node = child_of(trie, root, signed(word[unsigned(here)]))
+        here += 1
+        # The first score is an unknown's: every character is one, unless it is a piece by itself.
+        piece = (node >> ID_AT) & ID
+        total = scores[unsigned(piece)] + so_far
+        if total > score[unsigned(here)]:
+            score[unsigned(here)] = total
+            back[unsigned(here)] = start | (piece - 1 if piece > 0 else unknown)
+        at = here
         while at < stop:
-            node = child_of(trie, node, signed(word[at]))
-            if node == 0:
+            label = signed(word[unsigned(at)])
+            node = trie[unsigned((node >> BASE_AT) + label)]
+            if node & LABEL != label:
                 break
             at += 1
-            piece = id_of(node)
-            if piece >= 0:
-                total = scores[piece] + so_far
-                if start[at] < 0 or total > score[at]:
-                    score[at], start[at], ids_at[at] = total, here, piece
-                if at == end:
-                    known = True
-        if not known:
-            total = unknown_score + so_far
-            if start[end] < 0 or total > score[end]:
-                score[end], start[end], ids_at[end] = total, here, unknown
-        here = end
+            piece = (node >> ID_AT) & ID
+            if piece > 0:
+                total = scores[unsigned(piece)] + so_far
+                if total > score[unsigned(at)]:
+                    score[unsigned(at)], back[unsigned(at)] = total, start | (piece - 1)
     state[TRIED] = here
 
 
 @inner
-def best_path(memory: Int64, stop: int, out: int) -> int:
-    """Ids of the word's bytes up to `stop` to ids[out:]; gives the end of them, or -1 if there is no room."""
+def best_path(stop: int, memory: Int64, out: int) -> int:
+    """Ids of the word up to `stop` to ids[out:]; gives the end of them, or -1 if there is no room."""
     _search(memory, stop, stop)
     return _walk_back(memory, stop, out)
 
 
 @inner
 def _parting(memory: Int64, stop: int) -> int:
-    """A place through which every path goes, whatever follows the bytes up to `stop`; 0: none is known.
+    """A place through which every path goes, whatever follows the labels up to `stop`; 0: none is known.
 
     Each leads through a place from state[TRIED] on whose best piece begins before it, so all do if the best
     paths to those meet. Unknown characters may be one token with what follows, so no place behind one.
     """
     state, rules = array_at(memory, STATE, np.int64), array_at(memory, RULES, np.int64)
-    start, ids_at = array_at(memory, START, np.int32), array_at(memory, PIECE, np.int32)
+    score, back = array_at(memory, SCORE, np.float64), array_at(memory, BACK, np.int64)
     tried, meet = state[TRIED], -1
     for place in range(tried, stop + 1):
-        if start[place] < 0:
+        if score[place] == _IMPOSSIBLE:
             continue
         at = place
         while at >= tried:
-            at = signed(start[at])
+            at = back[at] >> 32
         if meet < 0:
             meet = at
         while at != meet:
             if at > meet:
-                at = signed(start[at])
+                at = back[at] >> 32
             else:
-                meet = signed(start[meet])
-    while meet > 0 and ids_at[meet] == rules[UNKNOWN_ID]:
-        meet = signed(start[meet])
+                meet = back[meet] >> 32
+    while meet > 0 and back[meet] & _ID_OF == rules[UNKNOWN_ID]:
+        meet = back[meet] >> 32
     return max(meet, 0)
 
 
@@ -149,8 +157,8 @@ def _parting(memory: Int64, stop: int) -> int:
 def settle(memory: Int64) -> int:
     """Write the ids of as much of a full word as is sure. Gives OK, ROOM, or WORD if nothing is."""
     state, rules = array_at(memory, STATE, np.int64), array_at(memory, RULES, np.int64)
-    word, score = array_at(memory, WORD_BYTES, np.uint8), array_at(memory, SCORE, np.float64)
-    start, ids_at = array_at(memory, START, np.int32), array_at(memory, PIECE, np.int32)
+    word, score = array_at(memory, LABELS, np.uint16), array_at(memory, SCORE, np.float64)
+    odd, back = array_at(memory, ODD, np.uint32), array_at(memory, BACK, np.int64)
     stop = state[USED]
     _search(memory, max(stop - rules[LONGEST], state[TRIED]), stop)
     cut = _parting(memory, stop)
@@ -160,10 +168,10 @@ def settle(memory: Int64) -> int:
     if out < 0:
         return ROOM
     for place in range(cut, stop):
-        word[place - cut] = word[place]
+        word[place - cut], odd[place - cut] = word[place], odd[place]
     for place in range(cut, stop + 1):
-        score[place - cut], ids_at[place - cut] = score[place], ids_at[place]
-        start[place - cut] = start[place] - cut if start[place] >= cut else -1
+        # What began before the cut is of no path that goes on from here.
+        score[place - cut], back[place - cut] = score[place], max(back[place] - (cut << 32), 0)
     state[OUT], state[USED], state[REACHED] = out, stop - cut, stop - cut
     state[TRIED] -= cut
     return OK
@@ -172,37 +180,62 @@ def settle(memory: Int64) -> int:
 @inner
 def _walk_back(memory: Int64, stop: int, out: int) -> int:
     """Write the best path's ids; unknown neighbours become one token, or the tokens of their bytes."""
-    word, start, ids_at = (
-        array_at(memory, WORD_BYTES, np.uint8),
-        array_at(memory, START, np.int32),
-        array_at(memory, PIECE, np.int32),
-    )
-    ids, rules = array_at(memory, IDS, np.int32), array_at(memory, RULES, np.int64)
-    unknown = rules[UNKNOWN_ID]
+    ids, back = array_at(memory, IDS, np.int32), array_at(memory, BACK, np.int64)
+    rules = array_at(memory, RULES, np.int64)
+    unknown, room = rules[UNKNOWN_ID], len(ids)
     first, at = out, stop
     while at > 0:
-        begin = signed(start[at])
-        token = ids_at[at]
+        step = back[unsigned(at)]
+        begin, token = step >> 32, step & _ID_OF
         if token == unknown:
-            while begin > 0 and ids_at[begin] == unknown:
-                begin = signed(start[begin])
-            if rules[BYTE_FALLBACK] and exact(array_at(memory, TRIE, np.int64), word, begin, at) < 0:
-                if out + at - begin > len(ids):
+            while begin > 0 and back[begin] & _ID_OF == unknown:
+                begin = back[begin] >> 32
+            if rules[BYTE_FALLBACK] and not _is_piece(memory, begin, at):
+                out = _bytes_back(memory, begin, at, out)
+                if out < 0:
                     return -1
-                byte_ids = array_at(memory, BYTE_IDS, np.int32)
-                for place in range(at - 1, begin - 1, -1):
-                    ids[out] = byte_ids[word[place]]
-                    out += 1
                 at = begin
                 continue
-        if out >= len(ids):
+        if out >= room:
             return -1
-        ids[out] = token
+        ids[unsigned(out)] = token
         out += 1
         at = begin
     last = out - 1
     while first < last:
-        ids[first], ids[last] = ids[last], ids[first]
+        ids[unsigned(first)], ids[unsigned(last)] = ids[unsigned(last)], ids[unsigned(first)]
         first += 1
         last -= 1
+    return out
+
+
+@inner
+def _is_piece(memory: Int64, begin: int, end: int) -> bool:
+    word, trie = array_at(memory, LABELS, np.uint16), array_at(memory, TRIE, np.int64)
+    node = trie[0]
+    for place in range(begin, end):
+        node = child_of(trie, node, signed(word[place]))
+        if node == 0:
+            return False
+    return id_of(node) >= 0
+
+
+@inner
+def _bytes_back(memory: Int64, begin: int, end: int, out: int) -> int:
+    """Write the tokens of the bytes of the word's characters, the last first; -1 if there is no room."""
+    ids, byte_ids = array_at(memory, IDS, np.int32), array_at(memory, BYTE_IDS, np.int32)
+    word, odd = array_at(memory, LABELS, np.uint16), array_at(memory, ODD, np.uint32)
+    points = array_at(memory, POINTS, np.uint32)
+    for place in range(end - 1, begin - 1, -1):
+        label = signed(word[place])
+        point = signed(points[label]) if label > 0 else signed(odd[place])
+        if out + 4 > len(ids):
+            return -1
+        size = 1 + (point > 0x7F) + (point > 0x7FF) + (point > 0xFFFF)
+        for _ in range(size - 1):
+            ids[out] = byte_ids[0x80 | point & 0x3F]
+            point >>= 6
+            out += 1
+        ids[out] = byte_ids[(0xF00 >> size) & 0xF0 | point] if size > 1 else byte_ids[point]
+        out += 1
     return out

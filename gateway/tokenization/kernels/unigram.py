@@ -11,24 +11,28 @@ import numpy as np
 
 from gateway.tokenization.kernels.arrays import (
     BLOCK,
-    CURSOR,
-    IDS,
     OK,
     REFER,
-    ROOM,
     STATE,
     UNKNOWN,
     WORD,
     Bytes,
     Int64,
-    UInt8,
+    UInt32,
     signed,
+    unsigned,
 )
 from gateway.tokenization.kernels.charsmap import (
     BLANK,
+    CONTINUES,
     CONTROL,
+    IS_MARK,
     JOINS,
+    KIND,
+    LABEL,
+    LABEL_AT,
     MAPPED,
+    MARK_POINT,
     OPENS,
     PREPENDS,
     RISKY,
@@ -40,17 +44,16 @@ from gateway.tokenization.kernels.paths import (
     ALONE,
     ASCII,
     AT,
-    BEGIN,
-    CLASSES,
+    CHARACTERS,
     COLLAPSE,
-    END,
     FRESH,
+    HAS_ODD,
+    LABELS,
     LEADS,
     MARK,
-    MISSING,
+    ODD,
     PLAIN,
     POOL,
-    POOLED,
     PREFIXES,
     RULES,
     SLACK,
@@ -61,141 +64,163 @@ from gateway.tokenization.kernels.paths import (
     TRIED,
     UNITS,
     USED,
-    WORD_BYTES,
     WORDS,
     best_path,
     settle,
 )
-from gateway.tokenization.kernels.texts import LIMIT, OUT, begin_text, end_text
+from gateway.tokenization.kernels.texts import LIMIT, MISSING, OUT, each_text, each_word
 from gateway.tokenization.kernels.trie import starts_key
 from gateway.tokenization.kernels.utf8 import before, code_point, width
-from gateway.tokenization.kernels.words import MAX_WORD, find, hash_of, recall, remember
+from gateway.tokenization.kernels.words import MAX_WORD
 
 _SPACE = 0x20
-_UNDERLINE = 0x2581  # "▁", E2 96 81
-# First byte of the lowest mark that joins, U+0300.
-_MARK_LEAD = 0xCC
 _ZERO_WIDTH_JOINER = 0x200D
 _NEWLINE, _RETURN = 10, 13
-# Of code points that may become something else; an UNKNOWN one has all of these.
-_CHANGES = MAPPED | OPENS | BLANK
+# Of code points that are never simply copied; one of an UNKNOWN class has all of these.
+_STOPS = MAPPED | BLANK | IS_MARK
+
+
+_each_word = each_word(WORDS, best_path)
 
 
 @inner
 def _end_word(memory: Int64) -> int:
-    """Write the ids of the word, if it has bytes, and begin another. Gives OK or ROOM."""
-    state, word = array_at(memory, STATE, np.int64), array_at(memory, WORD_BYTES, np.uint8)
-    stop, out = state[USED], state[OUT]
-    if stop == 0:
+    """Write the ids of the word, if it has characters, and begin another. Gives OK or ROOM."""
+    state = array_at(memory, STATE, np.int64)
+    used = state[USED]
+    if used == 0:
         return OK
-    if stop > MAX_WORD or state[TRIED] > 0:  # the end of a long one is no word of its own
-        out = best_path(memory, stop, out)
-    else:
-        key = hash_of(word, 0, stop)
-        slot = find(memory, WORDS, key, word, (0, stop))
-        if slot >= 0:
-            out = recall(memory, WORDS, slot, array_at(memory, IDS, np.int32), out)
-        else:
-            out = best_path(memory, stop, out)
-            if out >= 0:
-                remember(memory, WORDS, key, word, (0, stop), (state[OUT], out))
-    if out < 0:
-        return ROOM
-    state[USED], state[TRIED], state[OUT] = 0, 0, out
-    return OK
+    # The end of a long word is no word of its own, and bytes of a character without a label are not kept.
+    whole = state[TRIED] == 0 and state[HAS_ODD] == 0
+    length = 2 * used if whole else MAX_WORD + 1
+    code = _each_word(memory, (memory[2 * LABELS], length), used)
+    state[USED] = state[TRIED] = state[HAS_ODD] = 0
+    return code
 
 
 @inner
-def _depends(text: Bytes, span: tuple[int, int], start: int, stop: int, classes: UInt8) -> bool:
+def _depends(text: Bytes, span: tuple[int, int], start: int, stop: int, characters: UInt32) -> bool:
     """Whether the grapheme text[start:stop] may be part of a longer one."""
     if start > span[0]:
         previous = code_point(text, before(text, start))
-        if previous == _ZERO_WIDTH_JOINER or classes[previous] & PREPENDS:
+        if previous == _ZERO_WIDTH_JOINER or characters[previous] & PREPENDS:
             return True
     return stop < span[1] and code_point(text, before(text, stop)) == _ZERO_WIDTH_JOINER
 
 
 @inner
 def _next_character(text: Bytes, span: tuple[int, int], memory: Int64) -> int:
-    """Read the character at state[AT], or the grapheme if it has a normal form as one; see _encode_text.
+    """Write the character at state[AT], or the grapheme if it has a normal form as one.
 
-    Moves state[AT] behind it, and sets what is to be written: state[BEGIN] to state[END] of the text, or of
-    the pool if state[POOLED]. Gives OK, BLOCK or REFER.
+    Moves state[AT] behind it. Gives OK, ROOM, BLOCK, WORD or REFER.
     """
-    state, classes = array_at(memory, STATE, np.int64), array_at(memory, CLASSES, np.uint8)
-    units = array_at(memory, UNITS, np.uint32)
-    at, stop = state[AT], span[1]
+    state, characters = array_at(memory, STATE, np.int64), array_at(memory, CHARACTERS, np.uint32)
+    units, rules = array_at(memory, UNITS, np.uint32), array_at(memory, RULES, np.int64)
+    at = state[AT]
     point = code_point(text, at)
-    kind = signed(classes[point])
+    kind = signed(characters[point]) & KIND
     if kind == UNKNOWN:
         state[MISSING] = point >> 8
         return BLOCK
     after = at + width(signed(text[at]))
     group, found = after, -1
     if at >= state[ALONE] and not (kind & CONTROL and point != _RETURN):
-        while group < stop:
-            joining = code_point(text, group)
-            if classes[joining] == UNKNOWN:
-                state[MISSING] = joining >> 8
-                return BLOCK
-            if point == _RETURN:
-                if joining != _NEWLINE or group > after:
-                    break
-            elif not classes[joining] & JOINS:
-                break
-            group += width(signed(text[group]))
+        group = _grapheme_end(text, span[1], after, point, memory)
+        if group < 0:
+            return BLOCK
     if group > after:
         if group - at < 6 and kind & (MAPPED | OPENS):
             found = shortest(units, text, at, group)
         if found >= 0:
-            if kind & RISKY or _depends(text, span, at, group, classes):
+            if kind & RISKY or _depends(text, span, at, group, characters):
                 return REFER
             after = group
         else:
             state[ALONE] = group
     if found < 0 and kind & MAPPED:
         found = shortest(units, text, at, after)
-    if found < 0 and kind & BLANK:
-        rules = array_at(memory, RULES, np.int64)
+    state[AT] = after
+    if found >= 0:
+        return _write_mapped(memory, found)
+    if kind & BLANK:
         if rules[STRIP]:
             return REFER
         if rules[SPLIT_SPACES]:
             state[SPACES] += 1
-            state[BEGIN], state[END], state[AT] = 0, 0, after
             return OK
-    _to_write(memory, found, after)
-    state[MARK] = point == _UNDERLINE and found < 0
+    state[MARK] = point == MARK_POINT
+    return _write(memory, point)
+
+
+@inner
+def _grapheme_end(text: Bytes, stop: int, after: int, point: int, memory: Int64) -> int:
+    """The end of what joins `point`, which ends at `after`; -1: that needs a block that is not known."""
+    state, characters = array_at(memory, STATE, np.int64), array_at(memory, CHARACTERS, np.uint32)
+    group = after
+    while group < stop:
+        joining = code_point(text, group)
+        kind = signed(characters[joining]) & KIND
+        if kind == UNKNOWN:
+            state[MISSING] = joining >> 8
+            return -1
+        if point == _RETURN:
+            if joining != _NEWLINE or group > after:
+                break
+        elif not kind & JOINS:
+            break
+        group += width(signed(text[group]))
+    return group
+
+
+@inner
+def _write_mapped(memory: Int64, found: int) -> int:
+    """Write the string of the pool at `found`. Gives OK, ROOM or WORD."""
+    state, pool = array_at(memory, STATE, np.int64), array_at(memory, POOL, np.uint8)
+    state[MARK] = 0
+    while pool[found] != 0:
+        code = _write(memory, code_point(pool, found))
+        if code != OK:
+            return code
+        found += width(signed(pool[found]))
     return OK
 
 
 @inner
-def _to_write(memory: Int64, found: int, after: int) -> None:
-    """The string of the pool at `found`, or, if that is negative, the text itself, up to `after`."""
-    state, pool = array_at(memory, STATE, np.int64), array_at(memory, POOL, np.uint8)
-    if found >= 0:
-        end = found
-        while pool[end] != 0:
-            end += 1
-        state[POOLED], state[BEGIN], state[END] = 1, found, end
-    else:
-        state[POOLED], state[BEGIN], state[END] = 0, state[AT], after
-    state[AT] = after
+def _write(memory: Int64, point: int) -> int:
+    """Write a code point: a space waits, any other ends what waits before it. Gives OK, ROOM or WORD."""
+    state, word = array_at(memory, STATE, np.int64), array_at(memory, LABELS, np.uint16)
+    if point == _SPACE:
+        state[SPACES] += 1
+        return OK
+    code = OK
+    if state[SPACES] | state[FRESH] | state[MARK]:
+        code = _begin_character(memory)
+    label = array_at(memory, CHARACTERS, np.uint32)[point] >> LABEL_AT & LABEL
+    used = state[USED]
+    word[used] = label
+    if label == 0:
+        array_at(memory, ODD, np.uint32)[used] = point
+        state[HAS_ODD] = 1
+    state[USED] = used + 1
+    return code
 
 
 @inner
 def _mark(memory: Int64) -> None:
     """Write "▁"."""
-    state, word = array_at(memory, STATE, np.int64), array_at(memory, WORD_BYTES, np.uint8)
-    used = state[USED]
-    word[used], word[used + 1], word[used + 2] = 0xE2, 0x96, 0x81
-    state[USED] = used + 3
+    state, characters = array_at(memory, STATE, np.int64), array_at(memory, CHARACTERS, np.uint32)
+    word, odd = array_at(memory, LABELS, np.uint16), array_at(memory, ODD, np.uint32)
+    used, label = state[USED], characters[MARK_POINT] >> LABEL_AT & LABEL
+    word[used], odd[used] = label, MARK_POINT
+    state[HAS_ODD] |= label == 0
+    state[USED] = used + 1
 
 
 @inner
 def _blanks(memory: Int64) -> int:
     """Write the spaces that wait, each a "▁" that begins a word; or end the word. Gives OK, ROOM or WORD."""
     state, rules = array_at(memory, STATE, np.int64), array_at(memory, RULES, np.int64)
-    room = len(array_at(memory, WORD_BYTES, np.uint8)) - SLACK
+    room = len(array_at(memory, LABELS, np.uint16)) - SLACK
     if rules[SPLIT_SPACES]:
         state[FRESH] = 1
         return _end_word(memory)
@@ -213,8 +238,8 @@ def _blanks(memory: Int64) -> int:
 
 
 @inner
-def _begin_byte(memory: Int64) -> int:
-    """What comes before a byte that is no space: spaces that wait, the prefix, the end of the word before."""
+def _begin_character(memory: Int64) -> int:
+    """What comes before a character that is no space: spaces that wait, the prefix, the end of a word."""
     state, rules = array_at(memory, STATE, np.int64), array_at(memory, RULES, np.int64)
     code = OK
     if state[SPACES] > 0:
@@ -231,88 +256,117 @@ def _begin_byte(memory: Int64) -> int:
 
 
 @inner
-def _copy_plain(text: Bytes, stop: int, memory: Int64) -> None:
-    """Copy characters that stay as they are, up to one that does not or that a mark may change.
+def _matters(character: int, opens: int) -> int:
+    """Whether a mark may change a form: it has one itself, or with what is before it, if that opens a key."""
+    return character & JOINS and ((opens and character & CONTINUES) or character & (_STOPS | OPENS))
 
-    A mark that has no form of its own changes nothing behind a character that begins no key.
+
+@inner
+def _stays(text: Bytes, at: int, stop: int, memory: Int64) -> bool:
+    """Whether the character at `at` is copied, so that a space before it is no last one."""
+    characters = array_at(memory, CHARACTERS, np.uint32)
+    if at >= stop:
+        return False
+    if text[at] < 0x80:
+        if array_at(memory, PLAIN, np.int32)[text[at]] == 0:
+            return False
+    elif characters[code_point(text, at)] & (_STOPS | JOINS):
+        return False
+    after = at + width(signed(text[at]))
+    return after >= stop or text[after] < 0x80 or not _matters(signed(characters[code_point(text, after)]), 1)
+
+
+@inner
+def _copy_plain(text: Bytes, stop: int, memory: Int64) -> int:
+    """Copy characters that stay as they are, and single spaces. Gives OK or ROOM.
+
+    Up to what does not stay, or may be changed by a mark behind it.
     """
-    state, plain = array_at(memory, STATE, np.int64), array_at(memory, PLAIN, np.uint8)
-    word, classes = array_at(memory, WORD_BYTES, np.uint8), array_at(memory, CLASSES, np.uint8)
-    at, used = state[AT], state[USED]
-    end = min(stop, at + len(word) - SLACK - used)
-    point = kind = 0
-    if at < end:
-        point = code_point(text, at)
-        kind = signed(classes[point])
-    while at < end:
-        if (not plain[point]) if point < 0x80 else (kind & _CHANGES or point == _UNDERLINE):
-            break
-        size, is_ascii = width(signed(text[at])), point < 0x80
-        if at + size < stop:
-            point = signed(text[at + size])
-            if point >= 0x80:
-                point = code_point(text, at + size)
-                kind = signed(classes[point])
-                if kind & JOINS and (is_ascii or kind & _CHANGES):
-                    break
-        for _ in range(size):
-            word[used] = text[at]
+    state, plain = array_at(memory, STATE, np.int64), array_at(memory, PLAIN, np.int32)
+    word, characters = array_at(memory, LABELS, np.uint16), array_at(memory, CHARACTERS, np.uint32)
+    rules = array_at(memory, RULES, np.int64)
+    first, used = state[AT], state[USED]
+    at, room, opens = first, len(word) - SLACK, 0
+    while at < stop and used < room:
+        lead = signed(text[unsigned(at)])
+        label = signed(plain[unsigned(lead)])
+        if label > 0:
+            word[unsigned(used)] = label
             used += 1
             at += 1
+            opens = OPENS
+            continue
+        if lead < 0x80:
+            if lead != _SPACE or rules[SPLIT_SPACES] or not _stays(text, at + 1, stop, memory):
+                break
+            state[USED] = used
+            if rules[SPLIT]:
+                code = _end_word(memory)
+                if code != OK or state[OUT] >= state[LIMIT]:
+                    return code
+            _mark(memory)
+            used = state[USED]
+            at += 1
+            continue
+        point = code_point(text, at)
+        character = signed(characters[unsigned(point)])
+        if character & (_STOPS | JOINS):
+            if at > first and _matters(character, opens):
+                at = before(text, at)
+                used -= 1
+                break
+            if character & _STOPS:
+                break
+        opens = character & OPENS
+        label = character >> LABEL_AT & LABEL
+        word[unsigned(used)] = label
+        if label == 0:
+            array_at(memory, ODD, np.uint32)[used] = point
+            state[HAS_ODD] = 1
+        used += 1
+        at += width(lead)
     state[AT], state[USED] = at, used
+    return OK
 
 
 @inner
 def _encode_text(text: Bytes, span: tuple[int, int], memory: Int64) -> int:
     """One text's ids from state[OUT] on; what became of it, as in arrays.py."""
-    state, word, pool = (
-        array_at(memory, STATE, np.int64),
-        array_at(memory, WORD_BYTES, np.uint8),
-        array_at(memory, POOL, np.uint8),
-    )
+    state, rules = array_at(memory, STATE, np.int64), array_at(memory, RULES, np.int64)
     leads, ascii_mapped = array_at(memory, LEADS, np.uint8), array_at(memory, ASCII, np.int32)
-    added, rules = array_at(memory, ADDED, np.int64), array_at(memory, RULES, np.int64)
+    added, room = array_at(memory, ADDED, np.int64), len(array_at(memory, LABELS, np.uint16)) - SLACK
+    stop = span[1]
     state[AT] = state[ALONE] = span[0]
-    state[USED], state[FRESH], state[MARK], state[SPACES], state[TRIED] = 0, 1, 0, 0, 0
-    while state[AT] < span[1]:
+    state[USED] = state[HAS_ODD] = state[MARK] = state[SPACES] = state[TRIED] = 0
+    state[FRESH] = 1
+    code = OK
+    while code == OK and state[AT] < stop and state[OUT] < state[LIMIT]:
         at = state[AT]
         lead = signed(text[at])
-        if leads[lead] and starts_key(added, text, at, span[1]):
-            return REFER
-        if state[USED] + SLACK > len(word):
-            code = settle(memory)
-            if code != OK:
-                return code
-            if state[OUT] >= state[LIMIT]:
-                return OK
-        following = signed(text[at + 1]) if at + 1 < span[1] else 0
+        following = signed(text[at + 1]) if at + 1 < stop else 0
         mapped = signed(ascii_mapped[lead]) if lead < 0x80 and following < 0x80 else -1
-        if mapped >= 0 and lead != _RETURN:
-            _to_write(memory, mapped if mapped > 0 else -1, at + 1)
+        if leads[lead] and starts_key(added, text, at, stop):
+            code = REFER
+        elif state[USED] > room:
+            code = settle(memory)
+        elif mapped >= 0 and lead != _RETURN:
+            state[AT], state[MARK] = at + 1, 0
+            code = _write_mapped(memory, mapped) if mapped > 0 else _write(memory, lead)
         else:
             code = _next_character(text, span, memory)
-            if code != OK:
-                return code
-        for place in range(state[BEGIN], state[END]):
-            byte = pool[place] if state[POOLED] else text[place]
-            if byte == _SPACE:
-                state[SPACES] += 1
-                continue
-            if state[SPACES] | state[FRESH] | state[MARK]:
-                code = _begin_byte(memory)
-                if code != OK:
-                    return code
-                if state[OUT] >= state[LIMIT]:
-                    return OK
-            word[state[USED]] = byte
-            state[USED] += 1
-        if state[SPACES] == 0 and state[FRESH] == 0:
-            _copy_plain(text, span[1], memory)
-    if state[SPACES] > 0 and not rules[STRIP] and not rules[SPLIT_SPACES]:
-        code = _blanks(memory)
-        if code != OK:
-            return code
-    return _end_word(memory)
+        if code == OK and state[SPACES] == 0 and state[FRESH] == 0:
+            code = _copy_plain(text, stop, memory)
+    if code == OK and state[OUT] < state[LIMIT]:
+        if state[SPACES] > 0 and not rules[STRIP] and not rules[SPLIT_SPACES]:
+            code = _blanks(memory)
+        if code == OK:
+            code = _end_word(memory)
+    if code == WORD:
+        state[MISSING] = stop - span[0] + 2 * SLACK
+    return code
+
+
+_each_text = each_text(_encode_text)
 
 
 @entry
@@ -321,14 +375,4 @@ def encode(text: Bytes, bounds: Int64, memory: Int64) -> int:
 
     memory: addresses of Output's arrays, the state, and the arrays of Charsmap, Tables, Scratch and Words.
     """
-    cursor, state = array_at(memory, CURSOR, np.int64), array_at(memory, STATE, np.int64)
-    while cursor[0] < len(bounds) - 1:
-        if not begin_text(memory):
-            return ROOM
-        code = _encode_text(text, (bounds[cursor[0]], bounds[cursor[0] + 1]), memory)
-        if code != OK:
-            cursor[1] = state[MISSING]
-            return code
-        if not end_text(memory):
-            return ROOM
-    return OK
+    return _each_text(text, bounds, memory)

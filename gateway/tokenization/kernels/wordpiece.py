@@ -19,7 +19,6 @@ from tokenizers.pre_tokenizers import PreTokenizer
 from gateway.tokenization.kernels.arrays import (
     BLOCK,
     BLOCK_SIZE,
-    CURSOR,
     IDS,
     NUM_BLOCKS,
     OK,
@@ -33,10 +32,9 @@ from gateway.tokenization.kernels.arrays import (
     signed,
 )
 from gateway.tokenization.kernels.jit import array_at, entry, inner
-from gateway.tokenization.kernels.texts import LIMIT, OUT, begin_text, end_text
+from gateway.tokenization.kernels.texts import LIMIT, MISSING, OUT, each_text, each_word
 from gateway.tokenization.kernels.trie import child_of, id_of, starts_key
 from gateway.tokenization.kernels.utf8 import code_point, width
-from gateway.tokenization.kernels.words import MAX_WORD, find, hash_of, recall, remember
 from rose.batch import Int32
 
 # Places in the rules. MAX_CHARS: a longer word is the UNKNOWN_ID.
@@ -66,7 +64,6 @@ class Tables(NamedTuple):
 
 
 _PLACES, _POOL, _PLAIN, _LEADS, _ADDED, _PIECES, _PREFIX, _RULES, _WORD, _WORDS = range(OWN, OWN + 10)
-_MISSING = 2
 
 
 class Classifier:
@@ -118,7 +115,7 @@ class Classifier:
 
 
 @inner
-def _pieces(memory: Int64, stop: int, out: int) -> int:
+def _pieces(stop: int, memory: Int64, out: int) -> int:
     """Ids of the word's bytes up to `stop` to ids[out:]; gives the end of them, or -1 if there is no room."""
     word, ids = array_at(memory, _WORD, np.uint8), array_at(memory, IDS, np.int32)
     trie, prefix = array_at(memory, _PIECES, np.int64), array_at(memory, _PREFIX, np.uint8)
@@ -127,10 +124,10 @@ def _pieces(memory: Int64, stop: int, out: int) -> int:
         node = trie[0]
         if here > 0:
             for at in range(len(prefix)):
-                node = child_of(trie, node, signed(prefix[at]))
+                node = child_of(trie, node, signed(prefix[at]) + 1)
         at, end, longest = here, here, -1
         while at < stop and node != 0:
-            node = child_of(trie, node, signed(word[at]))
+            node = child_of(trie, node, signed(word[at]) + 1)
             at += 1
             if node != 0 and id_of(node) >= 0:
                 longest, end = id_of(node), at
@@ -145,10 +142,13 @@ def _pieces(memory: Int64, stop: int, out: int) -> int:
     return out
 
 
+_each_word = each_word(_WORDS, _pieces)
+
+
 @inner
 def _end_word(memory: Int64, stop: int, chars: int) -> int:
     """Write the ids of the word's bytes up to `stop`. Gives OK or ROOM."""
-    state, word = array_at(memory, STATE, np.int64), array_at(memory, _WORD, np.uint8)
+    state = array_at(memory, STATE, np.int64)
     ids, rules = array_at(memory, IDS, np.int32), array_at(memory, _RULES, np.int64)
     out = state[OUT]
     if chars > rules[MAX_CHARS]:
@@ -156,20 +156,9 @@ def _end_word(memory: Int64, stop: int, chars: int) -> int:
             return ROOM
         ids[out] = rules[UNKNOWN_ID]
         out += 1
-    elif stop > MAX_WORD:
-        out = _pieces(memory, stop, out)
+        state[OUT] = out
     elif stop > 0:
-        key = hash_of(word, 0, stop)
-        slot = find(memory, _WORDS, key, word, (0, stop))
-        if slot >= 0:
-            out = recall(memory, _WORDS, slot, ids, out)
-        else:
-            out = _pieces(memory, stop, out)
-            if out >= 0:
-                remember(memory, _WORDS, key, word, (0, stop), (state[OUT], out))
-    if out < 0:
-        return ROOM
-    state[OUT] = out
+        return _each_word(memory, (memory[2 * _WORD], stop), stop)
     return OK
 
 
@@ -195,7 +184,7 @@ def _encode_text(text: Bytes, span: tuple[int, int], memory: Int64) -> int:
         point = code_point(text, at)
         place = signed(places[point])
         if place == 0:
-            state[_MISSING] = point >> 8
+            state[MISSING] = point >> 8
             return BLOCK
         length = signed(pool[place])
         if length == REFERRED:
@@ -219,20 +208,13 @@ def _encode_text(text: Bytes, span: tuple[int, int], memory: Int64) -> int:
     return _end_word(memory, used, chars)
 
 
+_each_text = each_text(_encode_text)
+
+
 @entry
 def encode(text: Bytes, bounds: Int64, memory: Int64) -> int:
     """Ids of the texts text[bounds[t]:bounds[t + 1]] from cursor[0] on; see arrays.py for the answer.
 
     memory: addresses of Output's arrays, the state, and the arrays of Tables, the word's u8[w], and of Words.
     """
-    cursor, state = array_at(memory, CURSOR, np.int64), array_at(memory, STATE, np.int64)
-    while cursor[0] < len(bounds) - 1:
-        if not begin_text(memory):
-            return ROOM
-        code = _encode_text(text, (bounds[cursor[0]], bounds[cursor[0] + 1]), memory)
-        if code != OK:
-            cursor[1] = state[_MISSING]
-            return code
-        if not end_text(memory):
-            return ROOM
-    return OK
+    return _each_text(text, bounds, memory)
