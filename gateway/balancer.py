@@ -296,6 +296,8 @@ class Balancer:
     def _again(self, chunk: Chunk, replica: Replica, error: ReplicaError, now_s: float) -> None:
         """Let another replica have it, if there is time and it has not failed too often."""
         chunk.tried.add(replica)
+        if chunk.job.done:
+            return
         if now_s >= chunk.job.deadline_s:
             chunk.job.expire()
         elif chunk.attempts < MAX_ATTEMPTS:
