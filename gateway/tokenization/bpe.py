@@ -16,7 +16,7 @@ import numpy as np
 from gateway.tokenization.added import read_added
 from gateway.tokenization.ends import BLANK, parting
 from gateway.tokenization.kernels import bpe, scanner
-from gateway.tokenization.kernels.arrays import Array, Bytes, Int64, UInt64
+from gateway.tokenization.kernels.arrays import Array, UInt64
 from gateway.tokenization.kernels.trie import build_trie
 from gateway.tokenization.unsupported import UnsupportedError
 from rose.batch import Int32
@@ -32,6 +32,7 @@ class BpeKernel:
     contents: tuple[str, ...]
 
     name = "byte-level BPE"
+    run = staticmethod(bpe.encode)
 
     @property
     def parting(self) -> re.Pattern[str] | None:
@@ -56,10 +57,6 @@ class BpeKernel:
     def arrays(self) -> list[Array]:
         """See Kernel."""
         return [*self.tables]
-
-    def run(self, text: Bytes, bounds: Int64, memory: Int64) -> int:
-        """See Kernel."""
-        return bpe.encode(text, bounds, memory)
 
     def classify(self, block: int) -> None:
         """See Kernel."""

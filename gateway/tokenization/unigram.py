@@ -20,7 +20,6 @@ from gateway.tokenization.kernels.arrays import (
     BLOCK_SIZE,
     NUM_BLOCKS,
     Array,
-    Bytes,
     Float64,
     Int64,
     UInt16,
@@ -54,6 +53,7 @@ class UnigramKernel:
     tokens: list[dict[str, Any]]
 
     name = "unigram"
+    run = staticmethod(unigram.encode)
 
     @property
     def parting(self) -> re.Pattern[str] | None:
@@ -78,10 +78,6 @@ class UnigramKernel:
     def arrays(self) -> list[Array]:
         """See Kernel."""
         return [*self.charsmap, *self.tables]
-
-    def run(self, text: Bytes, bounds: Int64, memory: Int64) -> int:
-        """See Kernel."""
-        return unigram.encode(text, bounds, memory)
 
     def classify(self, block: int) -> None:
         """See Kernel."""

@@ -16,7 +16,7 @@ from tokenizers import normalizers, pre_tokenizers
 from gateway.tokenization.added import read_added
 from gateway.tokenization.ends import BLANK, parting
 from gateway.tokenization.kernels import wordpiece
-from gateway.tokenization.kernels.arrays import Array, Bytes, Int64
+from gateway.tokenization.kernels.arrays import Array
 from gateway.tokenization.kernels.trie import build_trie
 from gateway.tokenization.unsupported import UnsupportedError
 
@@ -33,6 +33,7 @@ class WordPieceKernel:
     tokens: list[dict[str, Any]]
 
     name = "WordPiece"
+    run = staticmethod(wordpiece.encode)
 
     @property
     def parting(self) -> re.Pattern[str] | None:
@@ -51,10 +52,6 @@ class WordPieceKernel:
     def arrays(self) -> list[Array]:
         """See Kernel."""
         return [*self.tables]
-
-    def run(self, text: Bytes, bounds: Int64, memory: Int64) -> int:
-        """See Kernel."""
-        return wordpiece.encode(text, bounds, memory)
 
     def classify(self, block: int) -> None:
         """See Kernel."""

@@ -30,6 +30,8 @@ unsigned: Callable[[Any], int] = np.uint64  # type: ignore[assignment]
 # buffers are too small. BLOCK: it met a code point of a block that is not classified yet. REFER: a text is
 # not for it.
 OK, ROOM, WORD, BLOCK, REFER = 0, 1, 2, 3, 4
+# Above these bits of the answer is where the ids end.
+CODE_BITS = 3
 
 # Class of a code point whose block is not classified yet.
 UNKNOWN = 255
@@ -50,17 +52,19 @@ class Words(NamedTuple):
 class Output(NamedTuple):
     """Where ids go. ids: i32[c]. bounds: i64[n + 1], text t's are ids[bounds[t]:bounds[t + 1]].
 
-    cursor: i64[3]: the text to go on with; the BLOCK that the answer is about, or the least bytes of a WORD;
-    the most ids of a text's own.
+    texts: i64[n + 1], text t is the bytes from texts[t] to texts[t + 1]; of a single one nobody need say it.
+    cursor: i64[2]: the text that the answer is about; its BLOCK, or the least bytes of a WORD.
     prefix, suffix: i32[p] and i32[s], ids around every text.
     """
 
     ids: Int32
     bounds: Int64
+    texts: Int64
     cursor: Int64
     prefix: Int32
     suffix: Int32
 
 
 # Numbers of the arrays that every kernel has, and of the first that is its own. STATE: a kernel's variables.
-IDS, BOUNDS, CURSOR, PREFIX, SUFFIX, STATE, OWN = range(7)
+IDS, BOUNDS, TEXTS, CURSOR, PREFIX, SUFFIX, STATE, OWN = range(8)
+MOST_ARRAYS = 32

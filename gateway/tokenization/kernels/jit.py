@@ -23,7 +23,7 @@ import numpy.typing as npt
 from numba import types
 from numba.extending import intrinsic
 
-from gateway.tokenization.kernels.arrays import Int64, UInt8
+from gateway.tokenization.kernels.arrays import Bytes, Int64, UInt8
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -104,6 +104,28 @@ def _load(_: Any, address: Any, dtype: Any) -> Any:
 
 # The number of an unsigned type at an address of any alignment.
 load: Callable[[int, Any], np.uint64] = _load
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _address_of(_: Any, text: Any) -> Any:
+    def generate(context: Any, builder: Any, made: Any, args: Any) -> Any:
+        data = context.make_array(text)(context, builder, args[0]).data
+        return builder.ptrtoint(data, context.get_value_type(types.int64))
+
+    return types.int64(text), generate
+
+
+@inner
+def bytes_of(text: bytes) -> Bytes:
+    """A view of a bytes object."""
+    return bytes_at(_address_of(text), len(text))
+
+
+@inner
+def numbers_at(address: int, length: int) -> Int64:
+    """The i64[length] at an address."""
+    found: Int64 = numba.carray(_pointer(address, np.int64), length)
+    return found
 
 
 @inner

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from gateway.tokenization.kernels.arrays import Array, Bytes, Int64
+from gateway.tokenization.kernels.arrays import Array
 
 
 class Kernel(Protocol):
@@ -39,10 +39,13 @@ class Kernel(Protocol):
         """A thread's own buffers, for words of so many bytes."""
         ...
 
-    def run(self, text: Bytes, bounds: Int64, memory: Int64) -> int:
-        """Go on with the texts text[bounds[t]:bounds[t + 1]]; the answers are in arrays.py.
+    @property
+    def run(self) -> Callable[[bytes, int, int, int, int], int]:
+        """run(text, memory, num_texts, first, most): ids of the texts from the `first` of the call's on.
 
-        memory: addresses of the arrays of Output, the state i64[32], `arrays`, `scratch` and those of Words.
+        text: all of them in a row. memory: the address of the addresses and lengths, i64[2 n], of the arrays
+        of Output, the state i64[32], `arrays`, `scratch` and those of Words. most: ids of a text's own. The
+        answers are in arrays.py.
         """
         ...
 

@@ -9,17 +9,20 @@ import numpy as np
 
 from gateway.tokenization.kernels.arrays import (
     BOUNDS,
+    CODE_BITS,
     CURSOR,
     IDS,
+    MOST_ARRAYS,
     OK,
     PREFIX,
     ROOM,
     STATE,
     SUFFIX,
-    Bytes,
+    TEXTS,
     Int64,
+    signed,
 )
-from gateway.tokenization.kernels.jit import array_at, inner
+from gateway.tokenization.kernels.jit import array_at, bytes_of, inner, numbers_at
 from gateway.tokenization.kernels.words import MAX_WORD, find, hash_of, recall, remember
 
 # Places in a kernel's state: where the next id goes, where a text's own ids end at the latest, and what is
@@ -27,60 +30,62 @@ from gateway.tokenization.kernels.words import MAX_WORD, find, hash_of, recall, 
 OUT, LIMIT, MISSING = range(3)
 
 
-def each_text(encode_text: Callable[..., int]) -> Callable[[Bytes, Int64, Int64], int]:
-    """A function that has encode_text(text, span, memory) write the ids of each text from cursor[0] on.
+def each_text(encode_text: Callable[..., int]) -> Callable[[bytes, int, int, int, int], int]:
+    """A function that has encode_text(text, span, memory) write the ids of each text from the `first` on.
 
-    It takes what a kernel's `encode` takes. One that is handed over when it is called could not be kept.
+    It takes what Kernel.run takes. A function that is handed over when it is called could not be kept.
     """
 
     @inner
-    def of_each_text(text: Bytes, bounds: Int64, memory: Int64) -> int:
-        cursor, state = array_at(memory, CURSOR, np.int64), array_at(memory, STATE, np.int64)
-        while cursor[0] < len(bounds) - 1:
-            if not _begin_text(memory):
-                return ROOM
-            code = encode_text(text, (bounds[cursor[0]], bounds[cursor[0] + 1]), memory)
+    def of_each_text(text: bytes, address: int, num_texts: int, first: int, most: int) -> int:
+        memory, blob = numbers_at(address, 2 * MOST_ARRAYS), bytes_of(text)
+        state, starts = array_at(memory, STATE, np.int64), array_at(memory, TEXTS, np.int64)
+        cursor, bounds = array_at(memory, CURSOR, np.int64), array_at(memory, BOUNDS, np.int64)
+        if num_texts == 1:
+            starts[1] = len(blob)
+        code = OK
+        for index in range(first, num_texts):
+            code = _begin_text(memory, index, most)
+            if code == OK:
+                code = encode_text(blob, (starts[index], starts[index + 1]), memory)
+            if code == OK:
+                code = _end_text(memory, index)
             if code != OK:
-                cursor[1] = state[MISSING]
+                cursor[0], cursor[1] = index, state[MISSING]
                 return code
-            if not _end_text(memory):
-                return ROOM
-        return OK
+        return signed(bounds[num_texts]) << CODE_BITS
 
     return of_each_text
 
 
 @inner
-def _begin_text(memory: Int64) -> bool:
-    """Write the template's prefix before the text cursor[0]; False: there is no room."""
+def _begin_text(memory: Int64, index: int, most: int) -> int:
+    """Write the template's prefix before a text, which gets so many ids of its own. OK or ROOM."""
     ids, bounds = array_at(memory, IDS, np.int32), array_at(memory, BOUNDS, np.int64)
-    cursor, prefix = array_at(memory, CURSOR, np.int64), array_at(memory, PREFIX, np.int32)
-    state = array_at(memory, STATE, np.int64)
-    out = bounds[cursor[0]]
+    prefix, state = array_at(memory, PREFIX, np.int32), array_at(memory, STATE, np.int64)
+    out = bounds[index]
     if out + len(prefix) > len(ids):
-        return False
-    for index in range(len(prefix)):
-        ids[out] = prefix[index]
+        return ROOM
+    for place in range(len(prefix)):
+        ids[out] = prefix[place]
         out += 1
-    state[OUT], state[LIMIT] = out, out + cursor[2]
-    return True
+    state[OUT], state[LIMIT] = out, out + most
+    return OK
 
 
 @inner
-def _end_text(memory: Int64) -> bool:
-    """Cut the text's ids to what is wanted, write the suffix, go on to the next; False: there is no room."""
+def _end_text(memory: Int64, index: int) -> int:
+    """Cut the text's ids to what is wanted and write the template's suffix. OK or ROOM."""
     ids, bounds = array_at(memory, IDS, np.int32), array_at(memory, BOUNDS, np.int64)
-    cursor, suffix = array_at(memory, CURSOR, np.int64), array_at(memory, SUFFIX, np.int32)
-    state = array_at(memory, STATE, np.int64)
+    suffix, state = array_at(memory, SUFFIX, np.int32), array_at(memory, STATE, np.int64)
     out = min(state[OUT], state[LIMIT])
     if out + len(suffix) > len(ids):
-        return False
-    for index in range(len(suffix)):
-        ids[out] = suffix[index]
+        return ROOM
+    for place in range(len(suffix)):
+        ids[out] = suffix[place]
         out += 1
-    cursor[0] += 1
-    bounds[cursor[0]] = out
-    return True
+    bounds[index + 1] = out
+    return OK
 
 
 def each_word(first: int, make: Callable[..., int]) -> Callable[..., int]:

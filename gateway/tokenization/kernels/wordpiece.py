@@ -212,9 +212,6 @@ _each_text = each_text(_encode_text)
 
 
 @entry
-def encode(text: Bytes, bounds: Int64, memory: Int64) -> int:
-    """Ids of the texts text[bounds[t]:bounds[t + 1]] from cursor[0] on; see arrays.py for the answer.
-
-    memory: addresses of Output's arrays, the state, and the arrays of Tables, the word's u8[w], and of Words.
-    """
-    return _each_text(text, bounds, memory)
+def encode(text: bytes, memory: int, num_texts: int, first: int, most: int) -> int:
+    """See Kernel.run. The arrays of its own: of Tables, the word's u8[w], and of Words."""
+    return _each_text(text, memory, num_texts, first, most)
