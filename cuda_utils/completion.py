@@ -21,6 +21,8 @@ FAR_S = 0.003  # further away than this, sleep
 WAKE_EARLY_S = 0.002  # uvloop's timers have a grain of 1 ms and fire up to one grain late
 SPIN_S = 0.002  # how long to ask each turn when the finish is unknown or overdue
 NAP_S = 0.001  # and the pause between questions after that
+SOON_S = 0.0004  # what was slept for is told that its end is near at once, and again this close to it,
+LATE_S = 0.0001  # but no closer than this: what is done then would delay its result
 
 
 class Pending(Protocol):
@@ -41,6 +43,10 @@ class Pending(Protocol):
         """When it is predicted to be done, in seconds of `time.monotonic`; None: no idea."""
         ...
 
+    def near(self) -> None:
+        """Told once or twice that its end is near, where the loop slept until then. Never raises."""
+        ...
+
 
 def pause_s(now_s: float, since_s: float, due_s: float | None) -> float:
     """How long to leave the device alone: 0 means to ask again on the next turn of the loop.
@@ -56,12 +62,24 @@ def pause_s(now_s: float, since_s: float, due_s: float | None) -> float:
 
 @dataclass(order=True, slots=True)
 class _Wait:
-    """One future that waits for one pending thing; sorted by the order of launches."""
+    """One future that waits for one pending thing; sorted by the order of launches.
+
+    near_s: it is told that its end is near when that is at most so far away. 0: not, or not again.
+    """
 
     order: int
     pending: Pending = field(compare=False)
     future: asyncio.Future[None] = field(compare=False)
     since_s: float = field(compare=False)
+    near_s: float = field(default=0.0, compare=False)
+
+    def tell(self, left_s: float) -> None:
+        """Tell the pending thing that its end is near, if it is and the loop slept. left_s: until then."""
+        if left_s > FAR_S:
+            self.near_s = FAR_S
+        elif LATE_S < left_s <= self.near_s:
+            self.near_s = SOON_S if left_s > SOON_S else 0.0
+            self.pending.near()
 
 
 class Poller:
@@ -92,9 +110,12 @@ class Poller:
         if self._timer is not None:
             self._timer.cancel()
         oldest = self._waits[0]
-        pause = pause_s(self._clock(), oldest.since_s, oldest.pending.due_s)
+        now_s, due_s = self._clock(), oldest.pending.due_s
+        pause = pause_s(now_s, oldest.since_s, due_s)
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(pause, self._poll) if pause else loop.call_soon(self._poll)
+        if due_s is not None:
+            oldest.tell(due_s - now_s)
 
     def _poll(self) -> None:
         self._timer = None

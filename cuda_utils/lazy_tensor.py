@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Generator
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from cuda_utils.completion import completed
 from cuda_utils.errors import DeviceError
@@ -13,6 +13,18 @@ from cuda_utils.event import Event
 T = TypeVar("T")
 
 _ORDER = itertools.count()
+
+
+class Outlook(Protocol):
+    """What is known of the end of work that runs. Asked and told only while someone waits for that."""
+
+    def due_s(self) -> float | None:
+        """When the work is predicted to be done, in seconds of `time.monotonic`, or None. Asked once."""
+        ...
+
+    def near(self) -> None:
+        """See `completion.Pending.near`."""
+        ...
 
 
 class LazyTensor(Generic[T]):
@@ -28,34 +40,40 @@ class LazyTensor(Generic[T]):
         first asked for, which is when someone starts to wait.
     """
 
-    __slots__ = ("_due_s", "_error", "_event", "_finish", "_predict_s", "_value", "order")
+    __slots__ = ("_asked", "_due_s", "_error", "_event", "_finish", "_outlook", "_value", "order")
 
     def __init__(
         self,
         event: Event,
         finish: Callable[[DeviceError | None], T],
         *,
-        predict_s: Callable[[], float | None] | None = None,
+        outlook: Outlook | None = None,
     ) -> None:
         """event: recorded behind the work. finish: takes the device's error, if any; what it does is kept.
 
-        predict_s: gives `due_s`; called at most once.
+        outlook: kept until the work is done.
         """
         self._event = event
         self._finish: Callable[[DeviceError | None], T] | None = finish
         self._value: T
         self._error: Exception | None = None
-        self._predict_s = predict_s
+        self._outlook = outlook
+        self._asked = False
         self._due_s: float | None = None
         self.order = next(_ORDER)
 
     @property
     def due_s(self) -> float | None:
         """See above."""
-        predict_s, self._predict_s = self._predict_s, None
-        if predict_s is not None:
-            self._due_s = predict_s()
+        if not self._asked and self._outlook is not None:
+            self._asked = True
+            self._due_s = self._outlook.due_s()
         return self._due_s
+
+    def near(self) -> None:
+        """See `completion.Pending.near`."""
+        if self._outlook is not None:
+            self._outlook.near()
 
     @property
     def done(self) -> bool:
@@ -98,7 +116,7 @@ class LazyTensor(Generic[T]):
         finish, self._finish = self._finish, None
         if finish is None:
             return
-        self._predict_s = None  # it may hold what the work needed
+        self._outlook = None  # it may hold what the work needed
         try:
             self._value = finish(error)
         except Exception as raised:

@@ -13,6 +13,7 @@ from cuda_utils.pinned import CudaHostAllocator
 from cuda_utils.stream import CudaStream, select_device
 from rose.buckets import sequence_bucket, token_bucket
 from rose.cuda_forward import CudaForward
+from rose.cuda_side_stream import side_stream
 from rose.graph_device import DeviceNouns
 from rose.graph_engine import GraphEngine
 from rose.staging import StagingLayout
@@ -61,5 +62,6 @@ def cuda_engine(
         new_event=lambda: CudaEvent(stream),
         synchronize=stream.synchronize,
         bind_thread=bind_thread,
+        side=side_stream(device, layout.capacity),
     )
     return GraphEngine(CudaForward(model, backends, info, layout, stream), nouns, info, limits, options)

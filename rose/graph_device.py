@@ -9,8 +9,23 @@ from typing import Protocol
 from cuda_utils.event import Event
 from cuda_utils.memcpy import Memcpy
 from cuda_utils.pinned import HostAllocator
-from rose.graph_runner import GraphDevice, GraphKey
+from rose.graph_runner import Graph, GraphDevice, GraphKey
 from rose.staging import StagingLayout, StagingSlot
+
+
+@dataclass(frozen=True, slots=True)
+class SideStream:
+    """A second stream, on which what a step asks of the device is done for nothing.
+
+    memcpy, graph, event: on that stream. graph: a small one. scratch_ptr: device address of as many bytes as
+    the input buffer has, which nothing else uses. synchronize: waits for that stream.
+    """
+
+    memcpy: Memcpy
+    graph: Graph
+    event: Event
+    scratch_ptr: int
+    synchronize: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +34,7 @@ class DeviceNouns:
 
     new_event: makes one on the stream. synchronize: waits for the stream.
     bind_thread: makes the calling thread the one that launches, where the device keeps state by thread.
+    side: for rehearsals; None: there are none.
     """
 
     memcpy: Memcpy
@@ -26,6 +42,7 @@ class DeviceNouns:
     new_event: Callable[[], Event]
     synchronize: Callable[[], None]
     bind_thread: Callable[[], None]
+    side: SideStream | None = None
 
 
 class Forward(GraphDevice[StagingSlot], Protocol):

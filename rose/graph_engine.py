@@ -26,6 +26,7 @@ from rose.graph_device import DeviceNouns, Forward
 from rose.graph_runner import Entry, Execution, GraphKey, GraphLimits, GraphRunner
 from rose.inflection import inflection_point
 from rose.limits import StepLimits
+from rose.rehearsal import Rehearsal
 from rose.staging import StagingRing, StagingSlot
 from rose.step_errors import as_engine_error, marked
 from rose.step_time import StepTimes
@@ -62,12 +63,15 @@ class GraphEngine:
         self._times: StepTimes[GraphKey] = StepTimes()
         self._shapes: dict[tuple[int, int, int, bool, frozenset[TokenOutput]], _Shape] = {}
         self._bind_thread()
-        *step_slots, reset_slot = self._staging_slots(options.max_in_flight + 1)
+        *step_slots, reset_slot, spare_slot = self._staging_slots(options.max_in_flight + 2)
         self._ring = StagingRing(step_slots)
         self._reset = ActivationReset(forward, nouns.memcpy, info, reset_slot)
         self._events = [nouns.new_event() for _ in step_slots]
         self._results = self._result_pool()
         self._runner = self._warmed_up()
+        self._rehearsal: Rehearsal | None = None
+        if nouns.side is not None:
+            self._rehearsal = Rehearsal(nouns.side, nouns.allocator, spare_slot, self._runner)
 
     @property
     def info(self) -> EngineInfo:
@@ -97,6 +101,15 @@ class GraphEngine:
             self._bind_thread()
         return self._launch(batch, longest)
 
+    def rehearse(self, batch: RaggedBatch) -> None:
+        """Do what `step` does for `batch`, which was stepped before, but for nothing. Never raises.
+
+        When a step is about to end: the next one then finds its code and objects in the processor's caches.
+        """
+        if self._rehearsal is not None and self._dead is None and get_ident() == self._thread:
+            shape = self._shape_of(batch, self._limits.check(batch))
+            self._rehearsal.run(batch, shape.key)
+
     def stats(self) -> Mapping[str, object]:
         """See `rose.batch.Engine`."""
         return {
@@ -123,6 +136,9 @@ class GraphEngine:
             self._dead = str(error)
             return
         self._ring.close()
+        if self._rehearsal is not None:
+            self._rehearsal.close()
+            self._rehearsal = None  # its slot
         del self._reset  # its slot
         self._runner.close()
         self._forward.destroy_retired(self._forward.launches)
@@ -148,7 +164,7 @@ class GraphEngine:
         except Exception as error:
             raise self._launch_failed(error, slot, step) from error
         step.ticket = self._times.launched(key)
-        lazy = LazyTensor(event, step.finish, predict_s=step.due_s)
+        lazy = LazyTensor(event, step.finish, outlook=step)
         slot.launches = self._forward.launches
         self._ring.launched(lazy)
         self._steps += 1
@@ -350,6 +366,10 @@ class _Step:
         """Asked for when someone starts to wait: the loop has nothing better to do."""
         self._meanwhile()
         return self._engine._times.due_s(self.ticket)
+
+    def near(self) -> None:
+        """The loop, which slept, would only poll now. The batch is alive anyway until the step is done."""
+        self._engine.rehearse(self.batch)
 
     def finish(self, error: DeviceError | None) -> BatchResult:
         self._engine._ring.finished(self.slot)

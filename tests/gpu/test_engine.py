@@ -290,6 +290,48 @@ def test_ten_thousand_random_batches_with_two_in_flight(loaded: Loaded) -> None:
     assert stats["replayed"] > stats["eager"]
 
 
+def test_rehearsals_change_no_result_and_take_no_memory(loaded: Loaded) -> None:
+    engine, rng = loaded.engine, np.random.default_rng(11)
+    batches = [
+        RaggedBatch.pack(loaded.sequences(rng.integers(1, 200, count).tolist(), seed=count))
+        for count in range(1, 9)
+    ]
+    wanted = [[engine.step(batch).result().vectors.copy() for _ in range(10)][-1] for batch in batches]
+    rehearsal: Any = engine._rehearsal
+    pinned: Any = engine.stats()["pinned"]
+    device_before, replays_before = device_bytes(loaded), rehearsal._runner._replays
+    for _ in range(250):
+        running = []
+        for batch in batches[:2]:
+            running.append(engine.step(batch))
+            engine.rehearse(batch)
+        for lazy, vectors in zip(running, wanted[:2], strict=True):
+            assert (lazy.result().vectors == vectors).all()
+        del running, lazy
+        batches, wanted = batches[1:] + batches[:1], wanted[1:] + wanted[:1]
+    assert not rehearsal._failed
+    assert rehearsal._runner._replays - replays_before > 500  # each step's, and some of rehearsals
+    after: Any = engine.stats()["pinned"]
+    assert after["allocated_bytes"] == pinned["allocated_bytes"]
+    assert device_bytes(loaded) - device_before < GROWTH_BYTES
+
+
+def test_a_long_step_is_rehearsed_while_it_is_awaited(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rehearsed: list[RaggedBatch] = []
+    monkeypatch.setattr(loaded.engine, "rehearse", rehearsed.append)
+    batch = RaggedBatch.pack(loaded.sequences([512] * 8, seed=12))
+
+    async def await_steps() -> None:
+        for _ in range(20):
+            await loaded.engine.step(batch)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(await_steps())
+    assert 10 <= len(rehearsed) <= 40
+
+
 def test_a_full_set_of_steps_in_flight_is_refused_and_the_rest_come_right(loaded: Loaded) -> None:
     sequences = loaded.sequences([512] * 8, seed=10)
     wanted = loaded.run(sequences).vectors.copy()

@@ -13,7 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cuda_utils import completion
-from cuda_utils.completion import FAR_S, NAP_S, SPIN_S, WAKE_EARLY_S, Poller, pause_s, poller_of
+from cuda_utils.completion import (
+    FAR_S,
+    LATE_S,
+    NAP_S,
+    SOON_S,
+    SPIN_S,
+    WAKE_EARLY_S,
+    Poller,
+    pause_s,
+    poller_of,
+)
 from cuda_utils.errors import DeviceError
 from cuda_utils.lazy_tensor import LazyTensor
 from tests.virtual_loop import TURN_S, run_virtual
@@ -203,12 +213,66 @@ def test_a_step_without_a_prediction_is_asked_each_turn_and_then_at_leisure() ->
 
 async def test_a_nearer_step_awaited_later_does_not_wait_for_the_timer_of_a_distant_one() -> None:
     near = LazyTensor(AskedEvent(3), value_or_error)
-    due_s = completion.time.monotonic() + 60
-    distant = LazyTensor(AskedEvent(3), value_or_error, predict_s=lambda: due_s)
+    outlook = Told(completion.time.monotonic() + 60)
+    distant = LazyTensor(AskedEvent(3), value_or_error, outlook=outlook)
     waiting = asyncio.ensure_future(awaiting(distant))
     await asyncio.sleep(0)
     assert await asyncio.wait_for(awaiting(near), 5) == "value"
     waiting.cancel()
+    assert (outlook.asked, outlook.told) == (1, 0)
+
+
+@pytest.mark.parametrize("behind_s", [0.0, 0.005])
+def test_a_step_that_was_slept_for_is_told_twice_that_its_end_is_near(behind_s: float) -> None:
+    """Alone, and behind one that was awaited with it."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        poller = Poller(loop.time)
+        first, second = (PassesAt(loop.time, due_s=due_s) for due_s in (0.008, 0.008 + behind_s))
+        await asyncio.gather(poller.wait(first), poller.wait(second) if behind_s else asyncio.sleep(0))
+        for pending in (first, second) if behind_s else (first,):
+            before_s = [(pending.due_s or 0.0) - told_s for told_s in pending.told_s]
+            assert before_s == pytest.approx([WAKE_EARLY_S, SOON_S], abs=2 * TURN_S)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("due_s", [None, FAR_S - TURN_S, 0.0, -1.0], ids=["unknown", "short", "now", "past"])
+def test_a_step_that_was_not_slept_for_is_not_told(due_s: float | None) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        pending = PassesAt(loop.time, 0.01, due_s=due_s)
+        await Poller(loop.time).wait(pending)
+        assert pending.told_s == []
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(("left_s", "times"), [(SOON_S - TURN_S, 1), (LATE_S / 2, 0), (-0.001, 0)])
+def test_a_loop_that_wakes_late_tells_it_at_most_once(left_s: float, times: int) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        pending = PassesAt(loop.time, 0.02, due_s=0.01)
+        waiting = asyncio.ensure_future(Poller(loop.time).wait(pending))
+        await asyncio.sleep(0)
+        loop._jumping.now_s = 0.01 - left_s  # type: ignore[attr-defined]  # other work of the loop's
+        await waiting
+        assert len(pending.told_s) == times
+
+    run_virtual(main())
+
+
+async def test_a_lazy_tensor_passes_it_on_until_it_is_done() -> None:
+    outlook = Told(None)
+    event = AskedEvent(3)
+    lazy = LazyTensor(event, value_or_error, outlook=outlook)
+    lazy.near()
+    assert outlook.told == 1
+    assert await lazy == "value"
+    lazy.near()
+    assert outlook.told == 1
+    LazyTensor(event, value_or_error).near()
 
 
 @given(now=st.floats(0, 100), since=st.floats(0, 100), due=st.one_of(st.none(), st.floats(0, 100)))
@@ -243,6 +307,21 @@ async def awaiting(lazy: LazyTensor[str]) -> str:
     return await lazy
 
 
+class Told:
+    """What is known of a step: when it is due, and how often that was asked and told."""
+
+    def __init__(self, due_s: float | None) -> None:
+        self._due_s = due_s
+        self.asked = self.told = 0
+
+    def due_s(self) -> float | None:
+        self.asked += 1
+        return self._due_s
+
+    def near(self) -> None:
+        self.told += 1
+
+
 class PassesAt:
     """Pending until a moment of `clock`, which by default is when it is due."""
 
@@ -253,6 +332,7 @@ class PassesAt:
     ) -> None:
         self.due_s = due_s
         self.asked_first_s = 0.0
+        self.told_s: list[float] = []
         self._clock = clock
         self._passes_s = passes_s if passes_s is not None else due_s or 0.0
 
@@ -260,3 +340,6 @@ class PassesAt:
     def done(self) -> bool:
         self.asked_first_s = self.asked_first_s or self._clock()
         return self._clock() >= self._passes_s
+
+    def near(self) -> None:
+        self.told_s.append(self._clock())

@@ -20,7 +20,7 @@ from cuda_utils.stream import CpuStream
 from rose.batch import NO_TOKEN_OUTPUTS, EngineInfo, Float32, Int32, RaggedBatch, TokenOutput
 from rose.buckets import sequence_bucket, token_bucket
 from rose.engine_options import EngineOptions
-from rose.graph_device import DeviceNouns
+from rose.graph_device import DeviceNouns, SideStream
 from rose.graph_engine import GraphEngine
 from rose.graph_runner import GraphKey
 from rose.limits import StepLimits
@@ -87,12 +87,14 @@ class Simulation:
         self.poison = 0.0
         self.dirty = False
         self.bound: list[int] = []
+        self.side = SimulatedSide(self.layout.capacity)
         self.nouns = DeviceNouns(
             memcpy=self,
             allocator=self.allocator,
             new_event=lambda: CpuEvent(self.stream),
             synchronize=self.stream.synchronize,
             bind_thread=lambda: self.bound.append(threading.get_ident()),
+            side=self.side.nouns(),
         )
 
     def engine(self, options: EngineOptions = OPTIONS) -> GraphEngine:
@@ -185,6 +187,41 @@ class Simulation:
         error = self.fails.pop(call, None)
         if error is not None:
             raise error
+
+
+class SimulatedSide:
+    """A second stream, with a graph that counts its launches. fails: raised by the next launch."""
+
+    nbytes = 0
+
+    def __init__(self, capacity: int) -> None:
+        self.scratch = np.full(capacity, -7, np.int32)
+        self.stream = CpuStream("simulated-side")
+        self.gate = threading.Event()
+        self.gate.set()
+        self.launches = 0
+        self.fails: Exception | None = None
+
+    def nouns(self) -> SideStream:
+        event = CpuEvent(self.stream)
+        return SideStream(self, self, event, self.scratch.ctypes.data, self.stream.synchronize)
+
+    def host_to_device(self, destination: int, source: int, nbytes: int) -> None:
+        assert destination == self.scratch.ctypes.data
+        assert nbytes <= self.scratch.nbytes
+        self.stream.launch(lambda: self.gate.wait(20) or None)
+        self.stream.launch(lambda: ctypes.memmove(destination, source, nbytes) or None)
+
+    def device_to_host(self, destination: int, source: int, nbytes: int) -> None:
+        raise AssertionError("nobody wants what it gives")
+
+    def launch(self) -> None:
+        if self.fails is not None:
+            raise self.fails
+        self.launches += 1
+
+    def close(self) -> None:
+        pass
 
 
 class SimulatedGraph:
