@@ -1,19 +1,20 @@
-"""Whether a model gives what its authors' code gives: the comparison and the verdict.
+"""Whether a model gives what its authors' code gives: the comparison; `gateway.findings` has the verdict.
 
 Knows neither torch nor transformers: the oracle behind the Protocol does.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from gateway.findings import INT8, MAIN, Criterion, Finding
 from gateway.templates import (
     PairTexts,
     Parts,
@@ -25,12 +26,17 @@ from gateway.templates import (
 )
 from gateway.tokenization.base import Tokenizer
 from gateway.tokenization.pool import TokenizerPool
-from rose.batch import Engine, EngineInfo, Float32, Int32, RaggedBatch
-
-# What rounding alone explains, by the engine's dtype: cosines of vectors, and differences of logits and of
-# SPLADE's weights, which are no vectors whose length is free.
-COSINES = {"float32": 0.99999, "bfloat16": 0.999, "float16": 0.999, "fp8": 0.98}
-DIFFERENCES = {"float32": 0.001, "bfloat16": 0.25, "float16": 0.25, "fp8": 1.0}
+from rose.batch import (
+    NO_TOKEN_OUTPUTS,
+    BatchResult,
+    Engine,
+    EngineInfo,
+    Float32,
+    Int8,
+    Int32,
+    RaggedBatch,
+    TokenOutput,
+)
 
 # A text, or a query and a document.
 Case = tuple[str, ...]
@@ -45,81 +51,26 @@ class Oracle(Protocol):
         """What it makes of a case in at most max_tokens ids; None: it has no tokenizer."""
         ...
 
-    def output(self, input_ids: Int32, token_type_ids: Int32 | None) -> Float32:
-        """f32[D] of a sequence i32[n] alone in its batch: a vector, raw logits or weights of words."""
+    def result(self, input_ids: Int32, token_type_ids: Int32 | None) -> BatchResult:
+        """What a sequence i32[n] alone gives: a vector, raw logits or weights of words; and its tokens.
+
+        No int8: see `quantised`.
+        """
+        ...
+
+    def quantised(self, vectors: Float32) -> Int8:
+        """i8[S, D]: what the model's own quantiser makes of f32[S, D]."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One case. same_ids: whether both sides made the same tokens, of the same types, of it.
-
-    cosine: of the two outputs. difference: the largest of any two of their numbers.
-    """
-
-    text: str
-    num_tokens: int
-    same_ids: bool
-    cosine: float
-    difference: float
-
-    @property
-    def name(self) -> str:
-        """Enough of the text to know it by."""
-        return repr(self.text if len(self.text) <= 48 else f"{self.text[:45]}...")
-
-
-@dataclass(frozen=True, slots=True)
-class Criterion:
-    """What is near enough: a cosine of at least `limit`, or a difference of at most `limit`."""
-
-    measure: Literal["cosine", "difference"]
-    limit: float
-
-    def of(self, finding: Finding) -> float:
-        """What is measured."""
-        return finding.cosine if self.measure == "cosine" else finding.difference
-
-    def met(self, finding: Finding) -> bool:
-        """Whether a case is near enough. NaN never is."""
-        value = self.of(finding)
-        return value >= self.limit if self.measure == "cosine" else value <= self.limit
-
-    def worst(self, findings: Sequence[Finding]) -> Finding:
-        """The farthest case; one with NaN if there is any."""
-        sign = -1.0 if self.measure == "cosine" else 1.0
-        distances = [sign * self.of(finding) for finding in findings]
-        return findings[int(np.argmax(np.where(np.isnan(distances), np.inf, distances)))]
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """What the verdict depends on."""
-    parser.add_argument(
-        "--threshold",
-        metavar="COSINE",
-        type=float,
-        help="of vectors: fail below it; default: 0.99999 in float32, 0.999 in 16 bits, 0.98 in fp8",
-    )
-    parser.add_argument(
-        "--tolerance",
-        metavar="DIFFERENCE",
-        type=float,
-        help="of raw logits and SPLADE's weights: fail above it; default: 0.001 in float32, 0.25 in 16 bits, "
-        "1 in fp8",
-    )
-
-
-def criterion(info: EngineInfo, args: argparse.Namespace) -> Criterion:
-    """By the model's task and dtype, unless a flag says otherwise."""
-    if info.task == "embed":
-        return Criterion("cosine", COSINES[info.dtype] if args.threshold is None else args.threshold)
-    return Criterion("difference", DIFFERENCES[info.dtype] if args.tolerance is None else args.tolerance)
-
-
 def verify(
-    texts: Sequence[str], tokenizer: Tokenizer | None, engine: Engine, oracle: Oracle
+    texts: Sequence[str],
+    tokenizer: Tokenizer | None,
+    engine: Engine,
+    oracle: Oracle,
+    wanted: Mapping[str, Criterion],
 ) -> list[Finding]:
-    """Compare all texts, and with a scorer pairs of them.
+    """Compare the outputs in `wanted` of all texts, and with a scorer of pairs of them.
 
     Ours come from ragged batches, the oracle's from single sequences; both get our tokens, which are made up
     from the text if there is no tokenizer.
@@ -134,34 +85,28 @@ def verify(
         if tokenizer is None
         else asyncio.run(_encode(cases, info, tokenizer))
     )
-    findings = []
-    for case, (ids, types), output in zip(cases, sequences, _outputs(engine, sequences), strict=True):
+    kinds = frozenset(info.token_outputs)
+    of_tokens = _results(engine, sequences, kinds) if kinds else [None] * len(cases)
+    findings, given = [], zip(_results(engine, sequences), of_tokens, strict=True)
+    for case, (ids, types), (ours, tokens) in zip(cases, sequences, given, strict=True):
         theirs = None if tokenizer is None else oracle.tokens(case, info.max_model_len)
         same = theirs is None or _same((ids, types), theirs, typed=info.type_vocab_size > 1)
-        expected = oracle.output(ids, types)
-        distance = float(np.abs(output - expected).max())
-        findings.append(Finding(" | ".join(case), len(ids), same, _cosine(output, expected), distance))
+        for output, pair in _pairs(ours, tokens, oracle.result(ids, types), oracle, MAIN[info.task]):
+            measured = wanted[output].of(*pair)
+            findings.append(Finding(" | ".join(case), len(ids), output, same, measured))
     return findings
 
 
-def describe(findings: Sequence[Finding], wanted: Criterion) -> Iterator[str]:
-    """Lines for people: what differs, then the worst case."""
-    for finding in findings:
-        if not finding.same_ids:
-            yield f"other tokens: {finding.name}"
-        if not wanted.met(finding):
-            value = wanted.of(finding)
-            yield f"{wanted.measure} {value:.7f}, {finding.num_tokens} tokens: {finding.name}"
-    worst = wanted.worst(findings)
-    verdict = "the same" if passed(findings, wanted) else "NOT the same"
-    bound = "at least" if wanted.measure == "cosine" else "at most"
-    found = f"worst {wanted.measure} {wanted.of(worst):.7f} of {worst.name}"
-    yield f"{len(findings)} texts, {found} ({bound} {wanted.limit:g} wanted): {verdict}"
-
-
-def passed(findings: Sequence[Finding], wanted: Criterion) -> bool:
-    """Whether every case has the same tokens and a result that is near enough."""
-    return all(finding.same_ids and wanted.met(finding) for finding in findings)
+def _pairs(
+    ours: BatchResult, of_tokens: BatchResult | None, theirs: BatchResult, oracle: Oracle, main: str
+) -> Iterator[tuple[str, tuple[NDArray[Any], NDArray[Any]]]]:
+    """Each output of one case: ours and theirs. Their int8 is of our vector, which is itself compared."""
+    if of_tokens is not None:
+        for kind, values in of_tokens.tokens.items():
+            yield kind, (values, theirs.tokens[kind])
+    if ours.int8 is not None:
+        yield INT8, (ours.int8, oracle.quantised(ours.vectors))
+    yield main, (ours.vectors, theirs.vectors)
 
 
 def _cases(texts: Sequence[str], info: EngineInfo) -> list[Case]:
@@ -209,25 +154,29 @@ def _same(ours: Encoded, theirs: Encoded, *, typed: bool) -> bool:
     return not typed or np.array_equal(left, right)
 
 
-def _outputs(engine: Engine, sequences: Sequence[Encoded]) -> Iterator[Float32]:
-    """f32[D] of each, as many in a batch as the engine takes."""
-    batch: list[Encoded] = []
+def _results(
+    engine: Engine, sequences: Sequence[Encoded], kinds: frozenset[TokenOutput] = NO_TOKEN_OUTPUTS
+) -> Iterator[BatchResult]:
+    """Of each sequence, and of its tokens if they are wanted; as many in a batch as the engine takes."""
+    info, batch = engine.info, list[Encoded]()
+    most_tokens = info.most_tokens(kinds)
     for sequence in sequences:
         tokens = sum(len(ids) for ids, _ in [*batch, sequence])
-        if batch and (len(batch) == engine.info.max_batch_seqs or tokens > engine.info.max_batch_tokens):
-            yield from _step(engine, batch)
+        if batch and (len(batch) == info.max_batch_seqs or tokens > most_tokens):
+            yield from _step(engine, batch, kinds)
             batch = []
         batch.append(sequence)
-    yield from _step(engine, batch)
+    yield from _step(engine, batch, kinds)
 
 
-def _step(engine: Engine, batch: Sequence[Encoded]) -> Float32:
-    """f32[B, D]."""
-    ids, types = zip(*batch, strict=True)
-    return engine.step(RaggedBatch.pack(ids, types)).result().vectors
-
-
-def _cosine(ours: Float32, theirs: Float32) -> float:
-    a, b = ours.astype(np.float64), theirs.astype(np.float64)
-    with np.errstate(invalid="ignore"):  # what is not finite gives NaN, which passes nowhere
-        return float(a @ b / np.sqrt((a @ a) * (b @ b)))
+def _step(
+    engine: Engine, sequences: Sequence[Encoded], kinds: frozenset[TokenOutput]
+) -> Iterator[BatchResult]:
+    """One row of a result at a time."""
+    ids, types = zip(*sequences, strict=True)
+    batch = RaggedBatch.pack(ids, types, token_outputs=kinds)
+    result = engine.step(batch).result()
+    for row, (start, end) in enumerate(pairwise(batch.cu_seqlens.tolist())):
+        int8 = None if result.int8 is None else result.int8[row : row + 1]
+        tokens = {kind: result.tokens[kind][start:end] for kind in kinds}
+        yield BatchResult(result.vectors[row : row + 1], int8, tokens=tokens)

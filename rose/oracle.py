@@ -8,16 +8,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
+from torch.nn.functional import normalize
 
+from rose.batch import BatchResult
 from rose.configs.fields import read_json
 from rose.errors import ModelLoadError
 
 if TYPE_CHECKING:
-    from rose.batch import Float32, Int32
+    from rose.batch import Float32, Int8, Int32, TokenOutput
     from rose.config import ModelConfig
 
 # Sentence-transformers' modules of a pipeline that change a vector's direction, by what follows "models.".
@@ -35,6 +37,9 @@ _NOMIC = {
 # Classes that transformers does not have: by which of its own they are, with an open mask.
 _OWN_CODE = {"PPLXQwen3Model": "Qwen3", "PPLXQwen3ContextualModel": "Qwen3"}
 
+# BGE-M3's heads over tokens, each the state dict of a linear layer.
+_HEADS: dict[TokenOutput, str] = {"lexical": "sparse_linear.pt", "multi_vector": "colbert_linear.pt"}
+
 # The chat of the model card of Qwen/Qwen3-Reranker-0.6B, as there. The server has a copy of its own, so that
 # a slip in either shows.
 _CHAT_START = (
@@ -45,10 +50,16 @@ _CHAT_END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 _TASK = "Given a web search query, retrieve relevant passages that answer the query"
 
 
-class _Output(Protocol):
-    """What the authors' code makes of one sequence: ids i64[1, n] and its other inputs, to f32[D]."""
+_Given: TypeAlias = "tuple[torch.Tensor, dict[TokenOutput, torch.Tensor]]"
 
-    def __call__(self, ids: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor: ...
+
+class _Output(Protocol):
+    """What the authors' code makes of one sequence: ids i64[1, n] and its other inputs, to f32[D].
+
+    And f32[n, W] of each kind that it gives for tokens.
+    """
+
+    def __call__(self, ids: torch.Tensor, inputs: dict[str, torch.Tensor]) -> _Given: ...
 
 
 class TransformersOracle:
@@ -83,15 +94,22 @@ class TransformersOracle:
         types = encoded.get("token_type_ids")
         return np.array(encoded["input_ids"], np.int32), None if types is None else np.array(types, np.int32)
 
-    def output(self, input_ids: Int32, token_type_ids: Int32 | None = None) -> Float32:
-        """f32[D] of a sequence i32[n]: the vector as the last module but Normalize leaves it, raw logits, or
-        SPLADE's weights.
+    def result(self, input_ids: Int32, token_type_ids: Int32 | None = None) -> BatchResult:
+        """What a sequence i32[n] gives alone: the vector as the last module but Normalize leaves it, raw
+        logits, or SPLADE's weights; and of an embedder what its tokens give.
         """
         inputs = {}
         if token_type_ids is not None:
             inputs["token_type_ids"] = torch.from_numpy(token_type_ids).long()[None]
         with torch.inference_mode():
-            given: Float32 = self._output(torch.from_numpy(input_ids).long()[None], inputs).float().numpy()
+            vector, tokens = self._output(torch.from_numpy(input_ids).long()[None], inputs)
+        values = {kind: rows.float().numpy() for kind, rows in tokens.items()}
+        return BatchResult(vector.float().numpy()[None], tokens=values)
+
+    def quantised(self, vectors: Float32) -> Int8:
+        """i8[S, D] of f32[S, D]. Source: st_quantize.py of perplexity-ai/pplx-embed-v1-0.6b."""
+        scaled = torch.round(torch.tanh(torch.from_numpy(vectors)) * 127)
+        given: Int8 = torch.clamp(scaled, -128, 127).to(torch.int8).numpy()
         return given
 
     def _chat(self, query: str, document: str, *, max_tokens: int) -> Int32:
@@ -112,18 +130,26 @@ class _Embedding:
     def __init__(self, folder: Path, config: ModelConfig) -> None:
         self._model = _transformer(folder)
         self._modules = _modules(folder, config)
+        self._heads = {kind: _linear(folder / _HEADS[kind]) for kind in config.token_heads}
         # transformers' decoders hide later tokens unless the mask is given in full.
         self._open_mask = not config.causal and config.architecture in ("qwen3", "qwen2", "llama")
 
-    def __call__(self, ids: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    def __call__(self, ids: torch.Tensor, inputs: dict[str, torch.Tensor]) -> _Given:
         count = ids.shape[1]
         mask = {"attention_mask": torch.zeros(1, 1, count, count)} if self._open_mask else {}
         hidden = self._model(ids, **mask, **inputs).last_hidden_state
         features = {"token_embeddings": hidden, "attention_mask": torch.ones_like(ids)}
         for module in self._modules:
             features = module(features)
-        vector: torch.Tensor = features["sentence_embedding"][0]
-        return vector
+        return features["sentence_embedding"][0], self._tokens(hidden[0])
+
+    def _tokens(self, hidden: torch.Tensor) -> dict[TokenOutput, torch.Tensor]:
+        """f32[n, W] of hidden f32[n, H]. Source: FlagEmbedding, encoder_only/m3/modeling.py."""
+        tokens: dict[TokenOutput, torch.Tensor] = {"hidden": hidden}
+        for kind, head in self._heads.items():
+            given = head(hidden)
+            tokens[kind] = given.relu() if kind == "lexical" else normalize(given, dim=-1)
+        return tokens
 
 
 class _Classes:
@@ -132,9 +158,9 @@ class _Classes:
     def __init__(self, folder: Path) -> None:
         self._model = _loaded(folder, "AutoModelForSequenceClassification")
 
-    def __call__(self, ids: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    def __call__(self, ids: torch.Tensor, inputs: dict[str, torch.Tensor]) -> _Given:
         logits: torch.Tensor = self._model(ids, **inputs).logits[0]
-        return logits
+        return logits, {}
 
 
 class _Answer:
@@ -149,10 +175,10 @@ class _Answer:
         if tokenizer is not None and not (folder / "modules.json").is_file():
             self._yes, self._no = (tokenizer.convert_tokens_to_ids(word) for word in ("yes", "no"))
 
-    def __call__(self, ids: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    def __call__(self, ids: torch.Tensor, inputs: dict[str, torch.Tensor]) -> _Given:
         del inputs  # language models have no token types
         logits: torch.Tensor = self._model(ids).logits[0, -1]
-        return (logits[self._yes] - (0.0 if self._no is None else logits[self._no]))[None]
+        return (logits[self._yes] - (0.0 if self._no is None else logits[self._no]))[None], {}
 
 
 class _Words:
@@ -161,9 +187,9 @@ class _Words:
     def __init__(self, folder: Path) -> None:
         self._model = _loaded(folder, "AutoModelForMaskedLM")
 
-    def __call__(self, ids: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    def __call__(self, ids: torch.Tensor, inputs: dict[str, torch.Tensor]) -> _Given:
         logits: torch.Tensor = self._model(ids, **inputs).logits[0]
-        return torch.log1p(torch.relu(logits)).amax(0)
+        return torch.log1p(torch.relu(logits)).amax(0), {}
 
 
 def _output(folder: Path, config: ModelConfig, tokenizer: Any) -> _Output:
@@ -172,6 +198,13 @@ def _output(folder: Path, config: ModelConfig, tokenizer: Any) -> _Output:
     if config.scorer is None:
         return _Embedding(folder, config)
     return _Answer(folder, config, tokenizer) if config.scorer.kind == "tokens" else _Classes(folder)
+
+
+def _linear(path: Path) -> torch.nn.Linear:
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    layer = torch.nn.Linear(*reversed(state["weight"].shape))
+    layer.load_state_dict(state)
+    return layer.float().eval()
 
 
 def _loaded(folder: Path, auto_class: str) -> Any:

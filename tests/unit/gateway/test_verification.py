@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from gateway.findings import COSINES, DIFFERENCES, TOKEN_COSINES, Criterion, criteria, describe, passed
 from gateway.tokenization.base import PairTokens, SpecialTokens
-from gateway.verification import COSINES, DIFFERENCES, Criterion, describe, passed, verify
+from gateway.verification import verify
 from gateway.verification_texts import TEXTS
-from rose.batch import BatchResult, EngineInfo, Float32, Int32, RaggedBatch
+from rose.batch import BatchResult, EngineInfo, Float32, Int8, Int32, RaggedBatch, TokenOutput
 from tests.fakes import fake_info
 
 DIMENSIONS = 8
-COSINE, DIFFERENCE = Criterion("cosine", 0.99999), Criterion("difference", 0.001)
+COSINE, DIFFERENCE = {"vector": Criterion("cosine", 0.99999)}, {"logits": Criterion("difference", 0.001)}
+TOKEN_WIDTHS: dict[TokenOutput, int] = {"lexical": 1, "multi_vector": 12, "hidden": 12}
 
 
 def vector_of(ids: Int32, types: Int32 | None = None) -> Float32:
@@ -26,12 +29,23 @@ def vector_of(ids: Int32, types: Int32 | None = None) -> Float32:
     return vector
 
 
+def quantised(vectors: Float32) -> Int8:
+    return np.rint(np.tanh(vectors) * 127).astype(np.int8)
+
+
+def tokens_of(ids: Int32, kind: TokenOutput) -> Float32:
+    """f32[n, W] that depends on the ids."""
+    angles = np.outer(ids + 1.0, np.arange(1, TOKEN_WIDTHS[kind] + 1)) + len(kind)
+    values: Float32 = np.cos(angles).astype(np.float32)
+    return np.maximum(values, 0) if kind == "lexical" else values
+
+
 class Done:
     """A LazyTensor that is done."""
 
-    def __init__(self, vectors: Float32) -> None:
+    def __init__(self, result: BatchResult) -> None:
         self.done = True
-        self._result = BatchResult(vectors)
+        self._result = result
 
     def result(self) -> BatchResult:
         return self._result
@@ -51,7 +65,10 @@ class RightEngine:
         types = [None] * len(rows)
         if batch.token_type_ids is not None:
             types = np.split(batch.token_type_ids, batch.cu_seqlens[1:-1])
-        return Done(np.stack([vector_of(*row) for row in zip(rows, types, strict=True)]))
+        vectors = np.stack([vector_of(*row) for row in zip(rows, types, strict=True)])
+        int8 = quantised(vectors) if self.info.has_int8 else None
+        tokens = {kind: tokens_of(batch.input_ids, kind) for kind in batch.token_outputs}
+        return Done(BatchResult(vectors, int8, tokens=tokens))
 
 
 class Characters:
@@ -85,11 +102,21 @@ class RightOracle:
     def output(self, input_ids: Int32, token_type_ids: Int32 | None) -> Float32:
         return vector_of(input_ids, token_type_ids)
 
+    def token_output(self, input_ids: Int32, kind: TokenOutput) -> Float32:
+        return tokens_of(input_ids, kind)
+
+    def result(self, input_ids: Int32, token_type_ids: Int32 | None) -> BatchResult:
+        tokens = {kind: self.token_output(input_ids, kind) for kind in TOKEN_WIDTHS}
+        return BatchResult(self.output(input_ids, token_type_ids)[None], tokens=tokens)
+
+    def quantised(self, vectors: Float32) -> Int8:
+        return quantised(vectors)
+
 
 def check(
-    engine: object, oracle: object, tokenizer: object | None = None, wanted: Criterion = COSINE
+    engine: object, oracle: object, tokenizer: object | None = None, wanted: Mapping[str, Criterion] = COSINE
 ) -> tuple[bool, str]:
-    findings = verify(TEXTS, tokenizer, engine, oracle)  # type: ignore[arg-type]
+    findings = verify(TEXTS, tokenizer, engine, oracle, wanted)  # type: ignore[arg-type]
     return passed(findings, wanted), "\n".join(describe(findings, wanted))
 
 
@@ -186,5 +213,67 @@ def test_a_reranker_that_chats_reads_pairs_alone() -> None:
     assert min(np.diff(batch.cu_seqlens).min() for batch in engine.batches) > 300
 
 
+MANY = {"has_int8": True, "token_outputs": TOKEN_WIDTHS, "max_token_bytes": 4 * 25 * 500}
+OF_MANY = criteria(RightEngine(**MANY).info, Namespace(threshold=None, tolerance=None))
+
+
+def test_int8_and_what_tokens_give_are_compared_too() -> None:
+    engine = RightEngine(**MANY)
+    ok, lines = check(engine, RightOracle(), Characters(), OF_MANY)
+    assert ok
+    names = [line.split(", ", 1)[1].split()[0] for line in lines.splitlines()]
+    assert names == ["lexical:", "multi_vector:", "hidden:", "int8:", "worst"]
+    of_tokens = [batch for batch in engine.batches if batch.token_outputs]
+    assert sum(batch.num_seqs for batch in of_tokens) == len(TEXTS)
+    assert all(batch.num_tokens <= 500 for batch in of_tokens if batch.num_seqs > 1)
+
+
+@pytest.mark.parametrize("kind", TOKEN_WIDTHS)
+def test_one_wrong_token_is_found(kind: TokenOutput) -> None:
+    class WrongOracle(RightOracle):
+        def token_output(self, input_ids: Int32, kind_asked: TokenOutput) -> Float32:
+            values = super().token_output(input_ids, kind_asked)
+            if kind_asked == kind and len(input_ids) == len(TEXTS[2]) + 2:
+                values[5, 0] += 0.4
+            return values
+
+    ok, lines = check(RightEngine(**MANY), WrongOracle(), Characters(), OF_MANY)
+    assert not ok and lines.endswith("NOT the same")
+    assert lines.startswith(f"{kind}: ") and lines.count(repr(TEXTS[2])) == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda x: np.rint(np.tanh(x) * 128).clip(-128, 127),
+        lambda x: np.floor(np.tanh(x) * 127),
+        lambda x: np.rint(np.clip(x, -1, 1) * 127),
+        lambda x: np.rint(np.tanh(x) * 127) + 2 * (np.arange(x.size) == 3),
+    ],
+    ids=["128", "floor", "no tanh", "one value"],
+)
+def test_another_quantiser_is_found(wrong: Callable[[Float32], Float32]) -> None:
+    class WrongOracle(RightOracle):
+        def quantised(self, vectors: Float32) -> Int8:
+            return wrong(vectors / 40).astype(np.int8)
+
+    class SmallEngine(RightEngine):
+        """Of vectors that the quantiser does not squash to its ends."""
+
+        def step(self, batch: RaggedBatch) -> Done:
+            result = super().step(batch).result()
+            return Done(replace(result, int8=quantised(result.vectors / 40)))
+
+    ok, lines = check(SmallEngine(**MANY), WrongOracle(), Characters(), OF_MANY)
+    assert not ok and lines.startswith("int8: share ") and lines.endswith("NOT the same")
+
+
+def test_flags_hold_for_what_they_name() -> None:
+    flags = Namespace(threshold=0.5, tolerance=0.25)
+    limits = {name: criterion.limit for name, criterion in criteria(RightEngine(**MANY).info, flags).items()}
+    assert limits == {"lexical": 0.25, "multi_vector": 0.5, "hidden": 0.5, "int8": 0.01, "vector": 0.5}
+
+
 def test_there_is_a_limit_for_every_dtype() -> None:
-    assert set(COSINES) == set(DIFFERENCES) == {"float32", "bfloat16", "float16", "fp8"}
+    dtypes = {"float32", "bfloat16", "float16", "fp8"}
+    assert set(COSINES) == set(TOKEN_COSINES) == set(DIFFERENCES) == dtypes

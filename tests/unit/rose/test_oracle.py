@@ -23,8 +23,11 @@ from transformers import (
     Qwen3Model,
     RobertaConfig,
     RobertaModel,
+    XLMRobertaConfig,
+    XLMRobertaModel,
 )
 
+import rose.oracle
 import server
 from rose.config import load_config
 from rose.errors import ModelLoadError
@@ -67,7 +70,7 @@ def test_agrees_with_ours(tmp_path: Path, family: str) -> None:
     sequences = random_sequences(model.config, LENGTHS)
     oracle = TransformersOracle(folder, model.config)
     assert oracle.tokens(["text"], 9) is None
-    theirs = torch.from_numpy(np.stack([oracle.output(ids) for ids in sequences]))
+    theirs = torch.from_numpy(np.stack([oracle.result(ids).vectors[0] for ids in sequences]))
     assert least_cosine(run(model, sequences).vectors, theirs) >= 0.99999
 
 
@@ -83,7 +86,7 @@ def test_odd_inputs(tmp_path: Path, family: str, pooling: str) -> None:
     repeated = [np.full(length, token, np.int32) for token in (0, 2, 100) for length in (1, 3, longest)]
     sequences = repeated + random_sequences(model.config, [1, longest, 2, longest - 1])
     oracle = TransformersOracle(folder, model.config)
-    theirs = torch.from_numpy(np.stack([oracle.output(ids) for ids in sequences]))
+    theirs = torch.from_numpy(np.stack([oracle.result(ids).vectors[0] for ids in sequences]))
     assert least_cosine(run(model, sequences).vectors, theirs) >= 0.99999
 
 
@@ -97,7 +100,7 @@ def test_nomics_own_spelling(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(kept | shapes | own))
     model = our_model(folder)
     ids = random_sequences(model.config, [30])
-    theirs = torch.from_numpy(TransformersOracle(folder, model.config).output(ids[0]))[None]
+    theirs = torch.from_numpy(TransformersOracle(folder, model.config).result(ids[0]).vectors)
     assert least_cosine(run(model, ids).vectors, theirs) >= 0.99999
 
 
@@ -107,7 +110,7 @@ def test_dense_modules_are_part_of_it(tmp_path: Path) -> None:
     Dense(60, 16).save(str(folder / "2_Dense"))
     model = our_model(folder)
     ids = random_sequences(model.config, [30])
-    theirs = torch.from_numpy(TransformersOracle(folder, model.config).output(ids[0]))[None]
+    theirs = torch.from_numpy(TransformersOracle(folder, model.config).result(ids[0]).vectors)
     assert theirs.shape == (1, 16) and least_cosine(run(model, ids).vectors, theirs) >= 0.99999
 
 
@@ -142,6 +145,44 @@ def test_the_command(
     (folder / "model.safetensors").unlink()
     assert server.main(command) == 1
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """The worst case of each output, after the command has found the model right."""
+    capsys.readouterr()
+    status = server.main(["verify", "--model", str(folder), "--device", "cpu", "--threads", "1"])
+    *others, main = capsys.readouterr().out.splitlines()
+    assert (status, main.endswith("the same")) == (0, True), main
+    return dict(line.removeprefix("27 texts, ").split(": worst ") for line in others)
+
+
+def test_the_command_compares_int8(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "set_up_logging", lambda level: None)
+    folder = save_oracle(tmp_path, FAMILIES["pplx"])
+    edit(folder, **PPLX)
+    (folder / "modules.json").unlink()
+    worst = verified(folder, capsys)
+    assert list(worst) == ["hidden", "int8"] and worst["int8"].startswith("share 0.0000")
+
+
+def test_the_command_compares_what_tokens_give(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a BGE-M3 with its heads; with other weights in one of them it fails by that one."""
+    monkeypatch.setattr(server, "set_up_logging", lambda level: None)
+    config = resized(XLMRobertaConfig, pad_token_id=1, bos_token_id=0, eos_token_id=2)
+    folder = save_oracle(tmp_path, XLMRobertaModel(config, add_pooling_layer=False), "cls")
+    widths = {"sparse_linear.pt": 1, "colbert_linear.pt": 60}
+    for name, width in widths.items():
+        torch.save(torch.nn.Linear(60, width).state_dict(), folder / name)
+    assert list(verified(folder, capsys)) == ["lexical", "multi_vector", "hidden"]
+    monkeypatch.setattr(rose.oracle, "_linear", lambda path: torch.nn.Linear(60, widths[path.name]))
+    assert server.main(["verify", "--model", str(folder), "--device", "cpu", "--threads", "1"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.partition(":")[0] for line in lines[:-4]} == {"lexical", "multi_vector"}
+    assert lines[-1].endswith("NOT the same")
 
 
 @pytest.mark.long

@@ -245,6 +245,6 @@ def test_the_oracle_is_sentence_transformers_cross_encoder(tmp_path: Path) -> No
     oracle = rose.oracle.TransformersOracle(folder, load_config(folder))
     pairs = list(zip(TEXTS, [*TEXTS[1:], TEXTS[0]], strict=True))
     tokens = [oracle.tokens(pair, 300) for pair in pairs]
-    ours = [oracle.output(*row)[0] for row in tokens if row is not None]
+    ours = [oracle.result(*row).vectors[0, 0] for row in tokens if row is not None]
     encoder = CrossEncoder(str(folder), max_length=300, device="cpu", activation_fn=torch.nn.Identity())
     np.testing.assert_allclose(ours, encoder.predict(pairs), atol=1e-4)
