@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rose.layers.encoder import EncoderBuffers, EncoderLayer
 
 # No tile has fewer columns: bounds the partial sums a row.
-_MIN_TILE = 64
+_MIN_TILE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class FusedEncoder:
 
     @classmethod
     def of(cls, layers: Sequence[EncoderLayer], max_tokens: int, lookup: FusedLookup) -> FusedEncoder | None:
-        """For these layers; None where their kernels are not there or would never be used,."""
+        """For these layers; None where their kernels are not there or would never be used."""
         known = [weights for layer in layers if (weights := _weights(layer)) is not None]
         counts = {max_tokens, *(count for count in fused_row_counts() if count < max_tokens)}
         if len(known) < len(layers) or all(_choose(known[0], count, lookup) is None for count in counts):

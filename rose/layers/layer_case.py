@@ -34,11 +34,12 @@ Places = Mapping[str, Sequence[str | None]]
 class Case(Protocol):
     """One model's layers at one number of rows.
 
-    base: cuBLAS and kernels between, but for SwiGLU or GELU as the table has it. modes: places of each way to
-    put a layer together, by its name. epilogues: of the product at each place, by mode. shapes: of its
-    weight, [n, k].
+    m: rows. base: cuBLAS and kernels between, but for SwiGLU or GELU as the table has it. modes: places of
+    each way to put a layer together, by its name. epilogues: of the product at each place, by mode.
+    shapes: of its weight, [n, k].
     """
 
+    m: int
     num_layers: int
     epilogues: Mapping[str, Mapping[str, Epilogue]]
     shapes: Mapping[str, tuple[int, int]]

@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from rose.aot.products import ProductKernel
+from rose.aot.variants import GEMM
 from rose.kernels.fused import TABLE_PATH
 from rose.kernels.tables import in_use, read_choices, say, write_choices
 from rose.kernels.timing import graph_us
@@ -83,7 +85,8 @@ def search(case: Case, deadline: float) -> dict[str, Any]:
     found = Search(case, deadline)
     best: dict[str, Way] = {"base": case.base}
     found.report("base", case.base)
-    for mode, places in case.modes.items():
+    for mode, built in case.modes.items():
+        places = {place: fitting(names, case.m) for place, names in built.items()}
         if not all(places.values()):
             say(f"  {mode}: none of some kernel is built")
             continue
@@ -99,6 +102,18 @@ def search(case: Case, deadline: float) -> dict[str, Any]:
         for way, (us, error) in sorted(found.times.items(), key=lambda one: one[1])
     ]
     return {"best": best, "measured": measured}
+
+
+def fitting(names: Sequence[str | None], rows: int) -> list[str | None]:
+    """Without the products whose clusters of several tiles have more rows: they compute NaN."""
+
+    def fits(name: str | None) -> bool:
+        if name is None or not name.startswith(GEMM):
+            return True
+        kernel = ProductKernel.parse(name)
+        return kernel.cluster_m == 1 or kernel.tile_m * kernel.cluster_m <= rows
+
+    return [name for name in names if fits(name)]
 
 
 def best_lines(case: Case, found: Mapping[str, Any], rows: int) -> list[Line]:

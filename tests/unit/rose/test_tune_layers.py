@@ -69,7 +69,8 @@ class Counted:
     """A case in which a way takes a µs for every choice that is not the last at its place."""
 
     def __init__(self) -> None:
-        self.num_layers, self.shapes = 1, {"left": (64, 32), "qkv": (96, 32)}
+        self.m, self.num_layers = 512, 1
+        self.shapes: Mapping[str, tuple[int, int]] = {"left": (64, 32), "qkv": (96, 32)}
         self.epilogues: Mapping[str, Mapping[str, Epilogue]] = {
             "plain": {"left": "plain"}, "heads": {"left": "plain", "qkv": "unscaled-rope"}
         }  # fmt: skip
@@ -193,3 +194,9 @@ def test_whole_layers_keep_the_bases_products_for_the_last_one() -> None:
         ("ln-residual", 128, 128): way["output"], ("ln-gelu", 256, 128): way["widen"],
         ("ln-residual", 128, 256): way["down"],
     }  # fmt: skip
+
+
+def test_products_with_clusters_of_more_rows_are_left_out() -> None:
+    names = [None, "fa4", "gemm-plain-64x64-cooperative-1x1", "gemm-plain-64x64-cooperative-2x1"]
+    assert tune_layers.fitting(names, 64) == names[:3]
+    assert tune_layers.fitting(names, 128) == names
