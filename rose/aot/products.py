@@ -92,7 +92,7 @@ class ProductKernel:
         return cls(epilogue, tile_m, tile_n, pingpong, cluster_m, cluster_n, tile_k, early)
 
 
-# Each is the fastest on an H200 for some number of rows from 512 to 51200, of up to fifteen tried an epilogue
+# Each is the fastest on an H200 for some number of rows from 256 to 51200, of up to fifteen tried an epilogue
 # (docs/benchmarks/log.md). Up to 1536 rows that is a matter of waves: tiles that all run at once on 132
 # multiprocessors win, and the next smaller or larger ones lose.
 DEFAULT_PRODUCTS = tuple(
@@ -106,16 +106,22 @@ DEFAULT_PRODUCTS = tuple(
         "swiglu-192x128-pingpong-1x2",
         "scaled-swiglu-128x192-pingpong-2x1",
         "scaled-swiglu-192x128-pingpong-1x2",
+        "rms-swiglu-128x96x128-cooperative-2x1-early",
         "rms-swiglu-128x192-cooperative-2x1-early",
         "residual-64x64x128-cooperative-2x1-early",
         "residual-128x128-pingpong-1x2",
         "rope-128x128-pingpong-1x2",
         "unscaled-rope-128x128-pingpong-1x2",
+        "rms-rope-64x128x128-cooperative-2x1-early",
         "rms-rope-128x128-cooperative-2x1-early",
         "gelu-128x128-cooperative-2x1",
         "gelu-128x128-pingpong-1x2",
         "gelu-128x192-cooperative-2x1-early",
         "gelu-128x192-pingpong-2x1",
         "gelu-256x128-cooperative-2x1",
+        "fp8-128x128x128-pingpong-1x2",
+        "fp8-128x192x128-pingpong-2x1",
+        "fp8-swiglu-128x128x128-pingpong-1x2",
+        "fp8-swiglu-128x192x128-pingpong-2x1",
     )
 )

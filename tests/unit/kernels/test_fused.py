@@ -77,7 +77,7 @@ def test_the_shipped_table_names_kernels_that_are_built() -> None:
 # (n, k, ending) of a layer's four weights.
 PPLX_EMBED = (4096, 1024, "sum"), (1024, 2048, "sum"), (6144, 1024, "swiglu"), (1024, 3072, "sum")
 BGE_M3 = (3072, 1024, "bias"), (1024, 1024, "sum"), (4096, 1024, "gelu"), (1024, 4096, "sum")
-ROWS = (256, 511, 512, 513, 640, 767, 768, 1023, 1024, 1025, 1536, 2047, 2048, 8192)
+ROWS = (255, 256, 320, 384, 448, 511, 512, 513, 640, 767, 768, 1023, 1024, 1025, 1536, 2047, 2048, 8192)
 
 
 def shipped(epilogue: Epilogue, m: int, n: int, k: int) -> FusedGemm | None:
@@ -116,9 +116,9 @@ def test_tiles_that_all_run_at_once_where_they_were_measured_are_not_taken_for_m
 @pytest.mark.parametrize(
     ("keys", "early"),
     [
-        (PPLX_EMBED, {512, 768, 1023, 1024, 1025, 1536, 2047, 2048, 8192}),
+        (PPLX_EMBED, {256, 320, 384, 448, 511, 512, 768, 1023, 1024, 1025, 1536, 2047, 2048, 8192}),
         (BGE_M3, {512, 513, 640, 767, 768, 1023, 1024, 1025, 1536, 2047}),
-        (PPLX_EMBED[2:3], {512}),
+        (PPLX_EMBED[2:3], {256, 320, 384, 448, 511, 512}),
         (((4096, 1024, "swiglu"),), set()),
         ((), set()),
     ],
