@@ -227,6 +227,7 @@ class Server:
         """Replicas, of which at least one serves."""
         children = self._model.processes(replicas.devices)
         fleet = Fleet(replicas, self._options.scheduler, self._model.known(folder), children)
+        logger.info("waiting for replicas; until one serves, %s answers 503", self._port.url)
         try:
             balancer = await fleet.start()
         except ChildFailed as error:

@@ -28,13 +28,15 @@ def choose(replicas: Sequence[Replica], num_tokens: int, now_s: float, rng: rand
 def better(first: Replica, second: Replica, num_tokens: int, now_s: float) -> Replica:
     """The one that will be done with the chunk sooner: by tokens under way, by its times if they differ much.
 
-    Of equals the one that was given less so far, so that one client's requests, which find all of them idle,
-    are spread evenly.
+    Of equals the one that was given less lately, so that one client's requests, which find all of them idle,
+    are spread evenly. One that takes ten times as long gets one request in a hundred then: enough to see when
+    it no longer does.
     """
-    slow = first.slowness(now_s), second.slowness(now_s)
-    times = slow[0] / slow[1] if min(slow) > 0 else 1.0
+    times = first.slowness / second.slowness
     if 1 / SAME_PACE <= times <= SAME_PACE:
         times = 1.0
+    if not first.outstanding_chunks and not second.outstanding_chunks:
+        return first if first.given(now_s) * times**2 <= second.given(now_s) else second
     cost = (first.outstanding_tokens + num_tokens) * times, first.given(now_s) * times
     other = float(second.outstanding_tokens + num_tokens), second.given(now_s)
     return first if cost <= other else second

@@ -17,8 +17,8 @@ WINDOW_S, LEAST_WINDOW_TOKENS, FIRST_WINDOW_TOKENS, MOST_WINDOW_TOKENS = 0.25, 5
 MAX_CHUNKS = 256
 # A chunk counts as no slower than so many times what was expected: one hiccup makes no slow replica.
 _MOST_TIMES, _HICCUP_S = 4.0, 0.02
-# A pace that is older says nothing: the replica may have become faster.
-_PACE_AGE_S = 10.0
+# Added to all times that are compared: how long the fastest chunks take is chance.
+_NOISE_S = 0.002
 _HALF_LIFE_S = 10.0
 # One that takes less than so many times as long as another is as fast.
 SAME_PACE = 2.0
@@ -65,7 +65,7 @@ class Replica:
         self._on_change = on_change
         self._failures_in_a_row = 0
         self._paused_until_s = 0.0
-        self._seconds = self._expected_s = self._paced_tokens = 0.0
+        self._seconds = self._expected_s = self._busy_s = self._paced_tokens = 0.0
         self._given = 0.0
         self._last_sent_s = self.last_done_s = -inf
 
@@ -77,20 +77,19 @@ class Replica:
     @property
     def tokens_per_s(self) -> float:
         """What it does while it has work; 0 if that is unknown."""
-        return self._paced_tokens / self._seconds if self._seconds else 0.0
+        return self._paced_tokens / self._busy_s if self._busy_s else 0.0
 
     @property
     def window_tokens(self) -> int:
         """How many tokens may be under way there."""
-        if not self._seconds:
+        if not self._busy_s:
             return FIRST_WINDOW_TOKENS
         return min(MOST_WINDOW_TOKENS, max(LEAST_WINDOW_TOKENS, int(WINDOW_S * self.tokens_per_s)))
 
-    def slowness(self, now_s: float) -> float:
-        """How many times as long as usual its chunks take; 0 if that is unknown, or was learned long ago."""
-        if not self._expected_s or now_s - self._last_sent_s > _PACE_AGE_S:
-            return 0.0
-        return self._seconds / self._expected_s
+    @property
+    def slowness(self) -> float:
+        """How many times as long as usual its chunks take; 1 if that is unknown."""
+        return self._seconds / self._expected_s if self._expected_s else 1.0
 
     def given(self, now_s: float) -> float:
         """Tokens that it was given lately, older ones counting less: among equals who has less is next."""
@@ -156,7 +155,7 @@ class Replica:
         """No more chunks until a probe has found it well."""
         if self.in_service:
             self.ejections += 1
-            self._seconds = self._expected_s = self._paced_tokens = 0.0
+            self._seconds = self._expected_s = self._busy_s = self._paced_tokens = 0.0
             self._become(State.EJECTED, reason)
         elif self.state is not State.LEAVING:
             self.reason = reason
@@ -186,8 +185,9 @@ class Replica:
             own_s = expected_s * self._seconds / self._expected_s
             seconds = min(seconds, max(_HICCUP_S, _MOST_TIMES * own_s))
         self._times.observe(num_tokens, seconds)
-        self._seconds = MEMORY * self._seconds + seconds
-        self._expected_s = MEMORY * self._expected_s + expected_s
+        self._seconds = MEMORY * self._seconds + seconds + _NOISE_S
+        self._expected_s = MEMORY * self._expected_s + expected_s + _NOISE_S
+        self._busy_s = MEMORY * self._busy_s + seconds
         self._paced_tokens = MEMORY * self._paced_tokens + num_tokens
 
     def __repr__(self) -> str:

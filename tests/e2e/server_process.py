@@ -70,7 +70,7 @@ class ServerProcess:
         return self
 
     def wait_for(self, words: str, limit_s: float = 30.0) -> str:
-        """The first line of stdout with `words`, as soon as it is printed."""
+        """The first line of stdout with `words`, once it is printed; no child's, which begin with [name]."""
         with self._printed:
             found = self._printed.wait_for(lambda: self._line(words) or self._all_read(), limit_s)
             line = self._line(words)
@@ -133,7 +133,7 @@ class ServerProcess:
             self._printed.notify_all()
 
     def _line(self, words: str) -> str | None:
-        return next((line for line in self.stdout if words in line), None)
+        return next((line for line in self.stdout if words in line and not line.startswith("[")), None)
 
     def _all_read(self) -> bool:
         return self._process.poll() is not None and not any(reader.is_alive() for reader in self._readers)

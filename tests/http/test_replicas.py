@@ -1,0 +1,374 @@
+"""A fleet over real servers on loopback: which replicas it takes, and how it follows where they are."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+from gateway.app import create_app
+from gateway.balancer import Balancer
+from gateway.drain import DRAIN
+from gateway.listener import listen
+from gateway.options import GatewayOptions
+from gateway.replicas import fleet as fleet_module
+from gateway.replicas import member
+from gateway.replicas.endpoints import Listing
+from gateway.replicas.fleet import Fleet
+from gateway.replicas.options import ReplicaOptions
+from gateway.replicas.replica import Replica, State
+from gateway.tokenization.huggingface import HuggingFaceTokenizer
+from rose.batch import EngineInfo, TokenOutput
+from scheduler.errors import StepFailed
+from scheduler.options import SchedulerOptions
+from tests.fakes import FakeEngine, fake_info
+from tests.http.served import Served, expected, serving, text_ids, until
+
+pytestmark = pytest.mark.timeout(30)
+
+NO_WISH: dict[str, object] = {}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks often."""
+    monkeypatch.setattr(fleet_module, "LOOK_S", 0.02)
+    for name, seconds in (("CHECK_S", 0.05), ("FIRST_PROBE_S", 0.02), ("LAST_PROBE_S", 0.05)):
+        monkeypatch.setattr(member, name, seconds)
+
+
+class Fleeting:
+    """A started fleet."""
+
+    def __init__(self, fleet: Fleet, balancer: Balancer) -> None:
+        self.fleet, self.balancer = fleet, balancer
+
+    @property
+    def states(self) -> list[str]:
+        return [replica.state.value for replica in self.fleet.replicas]
+
+    def replica(self, server: Served) -> Replica:
+        return next(replica for replica in self.fleet.replicas if replica.name == server.url)
+
+    async def work(self, count: int = 40) -> None:
+        """Some jobs, each right."""
+        for number in range(count):
+            ids = np.array([number, 7], np.int32)
+            result = await self.balancer.run([ids])
+            np.testing.assert_allclose(result.vectors[0], expected(ids, normalize=False), rtol=1e-6)
+
+
+@asynccontextmanager
+async def fleet(
+    *servers: Served,
+    wanted: dict[str, object] = NO_WISH,
+    file: Path | None = None,
+    key: str | None = None,
+    urls: tuple[str, ...] = (),
+) -> AsyncIterator[Fleeting]:
+    options = ReplicaOptions((*urls, *(server.url for server in servers)), file, key=key)
+    started = Fleet(options, SchedulerOptions(), wanted)
+    try:
+        yield Fleeting(started, await started.start())
+    finally:
+        await started.close(1.0)
+
+
+async def settled(fleeting: Fleeting, *states: str) -> None:
+    await until(lambda: fleeting.states == list(states))
+
+
+async def test_work_is_done_by_all_of_them() -> None:
+    async with serving() as one, serving() as two, fleet(one, two) as fleeting:
+        await settled(fleeting, "ready", "ready")
+        await fleeting.work()
+        shares = len(one.engine.batches), len(two.engine.batches)
+        assert sum(shares) == 40
+        assert min(shares) >= 12
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": "another"}, "its model is 'another', not 'fake'"),
+        ({"dtype": "bfloat16"}, "its dtype is 'bfloat16', not 'float32'"),
+        ({"dimensions": 9}, "its dimensions is 9, not 8"),
+        ({"normalize": False}, "its normalize is False, not True"),
+        ({"max_model_len": 100}, "its max_model_len is 100; the others take 512"),
+    ],
+)
+async def test_one_that_serves_something_else_is_refused_by_name(
+    change: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    info: EngineInfo = replace(fake_info(), **change)
+    wanted: dict[str, object] = {"model": "fake", "dimensions": 8}
+    async with (
+        serving() as right,
+        serving(engine=FakeEngine(info=info)) as wrong,
+        fleet(right, wanted=wanted) as fleeting,
+    ):
+        await settled(fleeting, "ready")
+        fleeting.fleet._listing = Listing((right.url, wrong.url), None)
+        await settled(fleeting, "ready", "refused")
+        assert words in fleeting.replica(wrong).reason
+        assert f"replica {wrong.url} is refused: {fleeting.replica(wrong).reason}" in caplog.text
+        await fleeting.work()
+        assert not wrong.engine.batches
+
+
+async def test_one_that_takes_less_than_a_chunk_is_refused() -> None:
+    few = GatewayOptions(max_items=9)
+    async with serving() as right, serving(few) as wrong, fleet(right, wrong) as fleeting:
+        await until(lambda: fleeting.replica(wrong).state is State.REFUSED)
+        assert "it takes max_items 9 a request" in fleeting.replica(wrong).reason
+
+
+async def test_a_server_that_is_no_replica_is_refused() -> None:
+    async def info(_: aiohttp.web.Request) -> aiohttp.web.Response:
+        return aiohttp.web.json_response({"model_id": "x"})
+
+    app = aiohttp.web.Application()
+    app.router.add_get("/info", info)
+    runner = await listen(app, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with serving() as right, fleet(right, urls=(url,)) as fleeting:
+        await until(lambda: sorted(fleeting.states) == ["ready", "refused"])
+        await fleeting.work()
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize("key", [None, "wrong", "right"])
+async def test_a_key_is_sent_where_one_is_wanted(key: str | None) -> None:
+    keyed = GatewayOptions(api_keys=("right",))
+    async with serving(keyed) as locked, serving() as other, fleet(locked, other, key=key) as fleeting:
+        await until(lambda: "ready" in fleeting.states)
+        await asyncio.sleep(0.1)
+        replica = fleeting.replica(locked)
+        assert replica.state is (State.READY if key == "right" else State.CONNECTING)
+        assert ("key" in replica.reason) is (key != "right")
+        await fleeting.work()
+
+
+async def test_the_file_is_followed(tmp_path: Path) -> None:
+    file = tmp_path / "replicas"
+    async with serving() as one, serving() as two:
+        file.write_text(f"# ours\n{one.url}\n\n")
+        async with fleet(file=file) as fleeting:
+            await fleeting.work(4)
+            file.write_text(f"{one.url}\n{two.url}/\n")
+            await settled(fleeting, "ready", "ready")
+            file.write_text(two.url)
+            await until(lambda: [r.name for r in fleeting.fleet.replicas] == [two.url])
+            one.engine.batches.clear()
+            await fleeting.work()
+            assert not one.engine.batches
+            for broken in ("http://", "not a url"):
+                file.write_text(broken)
+                await asyncio.sleep(0.1)
+                assert [r.name for r in fleeting.fleet.replicas] == [two.url]
+            file.unlink()
+            await asyncio.sleep(0.1)
+            await fleeting.work(4)
+
+
+async def test_a_name_stands_for_all_of_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """127.0.0.2 and 127.0.0.3 are this machine as well."""
+    found: list[str] = ["127.0.0.2"]
+    loop = asyncio.get_running_loop()
+    ask = type(loop).getaddrinfo
+
+    async def getaddrinfo(self: Any, host: str, port: Any, **more: Any) -> Any:
+        if host != "replicas.test":
+            return await ask(self, host, port, **more)
+        if not found:
+            raise socket.gaierror("no such name")
+        v6 = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", port, 0, 0))]
+        return v6 + [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in found]
+
+    monkeypatch.setattr(type(loop), "getaddrinfo", getaddrinfo, raising=False)
+    async with AsyncExitStack() as stack:
+        engines = [FakeEngine(), FakeEngine()]
+        runners = []
+        port = 0
+        for engine, address in zip(engines, ("127.0.0.2", "127.0.0.3"), strict=True):
+            served = await stack.enter_async_context(serving(engine=engine))
+            runner = await listen(served.app, address, port)
+            port = runner.addresses[0][1]
+            runners.append(runner)
+        url = f"http://replicas.test:{port}"
+        async with fleet(urls=(url,)) as fleeting:
+            await fleeting.work(10)
+            assert engines[0].batches and not engines[1].batches
+            found.append("127.0.0.3")
+            await settled(fleeting, "ready", "ready")
+            assert {r.name for r in fleeting.fleet.replicas} == {
+                f"{url} at 127.0.0.2",
+                f"{url} at 127.0.0.3",
+            }
+            await fleeting.work(20)
+            assert engines[1].batches
+            found.clear()
+            await asyncio.sleep(0.1)
+            assert fleeting.states == ["ready", "ready"]
+            found.append("127.0.0.3")
+            await settled(fleeting, "ready")
+            engines[0].batches.clear()
+            await fleeting.work(10)
+            assert not engines[0].batches
+        for runner in runners:
+            await runner.cleanup()
+
+
+async def test_a_replica_that_goes_and_comes_is_taken_back() -> None:
+    async with serving() as one, serving() as two, fleet(one, two) as fleeting:
+        await settled(fleeting, "ready", "ready")
+        one.app[DRAIN].begun = True  # a shutdown, as one sees it that takes time
+        await until(lambda: fleeting.replica(one).state is State.EJECTED)
+        assert "shutting down" in fleeting.replica(one).reason
+        before = len(one.engine.batches)
+        await fleeting.work()
+        assert len(one.engine.batches) == before
+        one.app[DRAIN].begun = False
+        await until(lambda: fleeting.replica(one).in_service)
+        await fleeting.work()
+        assert fleeting.replica(one).state is State.READY
+        assert len(one.engine.batches) > before
+
+
+async def test_one_that_does_not_answer_is_given_up_and_its_work_done_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.replicas.client._PROBE_S", 0.1)
+    deaf = asyncio.Event()
+
+    async def answer(request: aiohttp.web.Request) -> aiohttp.web.Response:
+        if deaf.is_set():
+            await asyncio.sleep(60)
+        async with (
+            aiohttp.ClientSession() as session,
+            session.request(
+                request.method,
+                f"{behind.url}{request.path}",
+                data=await request.read(),
+                headers={"Content-Type": "application/msgpack"},
+            ) as response,
+        ):
+            return aiohttp.web.Response(body=await response.read(), status=response.status)
+
+    app = aiohttp.web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with serving() as behind, serving() as other:
+        runner = await listen(app, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        async with fleet(other, urls=(url,)) as fleeting:
+            await settled(fleeting, "ready", "ready")
+            await fleeting.work(4)
+            deaf.set()
+            began_s = time.monotonic()
+            await fleeting.work(10)
+            assert time.monotonic() - began_s < 5
+            await until(lambda: sorted(fleeting.states) == ["ejected", "ready"])
+        await asyncio.wait_for(runner.cleanup(), 5)
+
+
+async def test_a_vector_that_is_not_finite_is_told_with_its_own_place() -> None:
+    engine = FakeEngine(info=replace(fake_info(), max_batch_seqs=8))
+    async with serving(engine=engine) as one, fleet(one) as fleeting:
+        ids = [np.array([number], np.int32) for number in range(20)]
+        result = await fleeting.balancer.run(ids)
+        assert len(result.vectors) == 20
+        original = FakeEngine._outcome
+
+        def broken(self: FakeEngine, batch: Any) -> Any:
+            outcome = original(self, batch)
+            rows = [n for n, start in enumerate(batch.cu_seqlens[:-1]) if batch.input_ids[start] == 13]
+            return replace(outcome, non_finite=tuple(rows))  # type: ignore[type-var]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(FakeEngine, "_outcome", broken)
+            with pytest.raises(StepFailed, match=r"NaN or infinity for input\[13\]"):
+                await fleeting.balancer.run(ids)
+
+
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/embeddings", {"input": ["a", "bc"], "embed_dtype": "int8"}),
+    ("/v1/embeddings", {"input": [[1, 2], [3]], "dimensions": 4, "encoding_format": "base64"}),
+    ("/v1/embeddings", {"input": ["a", "bcd"], "outputs": ["dense", "sparse", "multi_vector"]}),
+    ("/v1/embeddings", {"input": "a", "encoding_format": "base64_int8"}),
+    ("/v1/contextualizedembeddings", {"input": [["a", "bc"], ["def"]]}),
+    ("/embed_all", {"inputs": ["abc", "d"]}),
+    ("/embed_sparse", {"inputs": ["abc", "d"]}),
+    ("/rerank", {"query": "a", "texts": ["b", "a"]}),
+    ("/rerank", {"query": "a", "texts": ["b", "a"], "score_by": "multi_vector"}),
+    ("/score", {"text_1": "a", "text_2": ["b", "c"]}),
+]
+OUTPUTS: dict[TokenOutput, int] = {"lexical": 1, "multi_vector": 8, "hidden": 8}
+EMBEDS = replace(fake_info(has_int8=True, token_outputs=OUTPUTS), type_vocab_size=2)
+SCORES = replace(fake_info(dimensions=1), task="score", labels=("yes",), type_vocab_size=2)
+
+
+@pytest.mark.parametrize(
+    ("info", "path", "body"),
+    [(EMBEDS, *item) for item in BODIES]
+    + [
+        (SCORES, "/rerank", {"query": "a", "texts": ["b", "c"]}),
+        (SCORES, "/predict", {"inputs": [["a", "b"], ["c"]]}),
+    ],
+)
+async def test_every_answer_is_that_of_the_server_alone(
+    info: EngineInfo, path: str, body: dict[str, Any], tokenizer: HuggingFaceTokenizer
+) -> None:
+    alone: Callable[[], Any] = lambda: serving(engine=FakeEngine(info=info), tokenizer=tokenizer)  # noqa: E731
+    async with alone() as one, alone() as two, fleet(one, two) as fleeting:
+        app = create_app(
+            GatewayOptions(), fleeting.balancer, fleeting.fleet.info, tokenizer, fleet=fleeting.fleet
+        )
+        runner = await listen(app, "127.0.0.1", 0)
+        gateway = Served(runner, one.engine, one.batcher)
+        wanted = await one.embed(body, path=path)
+        got = await gateway.embed(body, path=path)
+        assert (got.status, got.body) == (wanted.status, wanted.body) or _same(got.value, wanted.value)
+        assert got.status == 200
+        await gateway.session.close()
+        await runner.cleanup()
+
+
+def _same(one: Any, other: Any) -> bool:
+    """But for ids that are made for each answer."""
+    return {**one, "id": ""} == {**other, "id": ""}
+
+
+async def test_texts_go_through_and_probes_and_figures_tell_of_replicas(
+    tokenizer: HuggingFaceTokenizer,
+) -> None:
+    async with serving() as one, fleet(one) as fleeting:
+        app = create_app(
+            GatewayOptions(), fleeting.balancer, fleeting.fleet.info, tokenizer, fleet=fleeting.fleet
+        )
+        runner = await listen(app, "127.0.0.1", 0)
+        gateway = Served(runner, one.engine, one.batcher)
+        reply = await gateway.embed({"input": ["abc"]})
+        np.testing.assert_allclose(reply.vectors, [expected(text_ids("abc"))], rtol=1e-5)
+        assert (await gateway.send("GET", "/ready")).status == 200
+        page = (await gateway.send("GET", "/metrics")).body.decode()
+        assert f'ivy_replica_tokens_total{{replica="{one.url}"}} 5' in page
+        assert f'ivy_replica_state{{replica="{one.url}",state="ready"}} 1' in page
+        fleeting.replica(one).eject("for a test")
+        fleeting.fleet._listing = Listing((), None)
+        await until(lambda: not fleeting.fleet.replicas)
+        assert (await gateway.send("GET", "/ready")).status == 503
+        assert (await gateway.send("GET", "/health")).status == 200
+        reply = await gateway.embed({"input": ["abc"]})
+        assert (reply.status, reply.error["code"]) == (503, "unavailable")
+        assert int(reply.headers["Retry-After"]) >= 1
+        await gateway.session.close()
+        await runner.cleanup()
