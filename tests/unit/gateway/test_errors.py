@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 import scheduler.errors
 from gateway.errors import ApiError, ErrorKind, from_exception
-from scheduler.errors import Backlog, DeadlineExpired, Draining, EngineDead, QueueFull, SchedulerError
+from scheduler.errors import (
+    Backlog,
+    DeadlineExpired,
+    Draining,
+    EngineDead,
+    NoReplica,
+    QueueFull,
+    SchedulerError,
+)
 
 BACKLOG = Backlog(10, 1, 10, 1)
 
@@ -23,7 +33,11 @@ def all_scheduler_errors() -> list[type[SchedulerError]]:
 @pytest.mark.parametrize("kind", all_scheduler_errors())
 def test_every_scheduler_error_has_a_place(kind: type[SchedulerError]) -> None:
     """One that is added there and not here would be told as our own defect."""
-    made = {QueueFull: lambda: full(1.0), DeadlineExpired: lambda: DeadlineExpired(1.0)}
+    made: dict[type[SchedulerError], Callable[[], SchedulerError]] = {
+        QueueFull: lambda: full(1.0),
+        DeadlineExpired: lambda: DeadlineExpired(1.0),
+        NoReplica: lambda: NoReplica("why", 1.0),
+    }
     error = made.get(kind, lambda: kind("why"))()
     assert from_exception(error).kind is not ErrorKind.INTERNAL
     assert from_exception(error).message == str(error)
@@ -36,14 +50,16 @@ def test_every_scheduler_error_has_a_place(kind: type[SchedulerError]) -> None:
 def test_retry_after_is_whole_seconds_and_milliseconds(
     retry_after_s: float, seconds: str, milliseconds: str
 ) -> None:
-    headers = dict(from_exception(full(retry_after_s)).headers)
-    assert headers == {"Retry-After": seconds, "retry-after-ms": milliseconds}
+    for error in (full(retry_after_s), NoReplica("why", retry_after_s)):
+        headers = dict(from_exception(error).headers)
+        assert headers == {"Retry-After": seconds, "retry-after-ms": milliseconds}
 
 
 def test_only_what_a_reconnect_can_mend_closes_the_connection() -> None:
     assert from_exception(EngineDead("")).closes
     assert from_exception(Draining("")).closes
     assert not from_exception(full(1.0)).closes
+    assert not from_exception(NoReplica("", 1.0)).closes
     assert not from_exception(DeadlineExpired(1.0)).closes
 
 
