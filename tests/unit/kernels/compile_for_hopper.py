@@ -1,9 +1,10 @@
-"""Run as a program: compile what pplx-embed, BGE-M3 and ModernBERT launch, for an H200, without one.
+"""Run as a program: compile what pplx-embed, or BGE-M3 and ModernBERT launch, for an H200, without one.
 
-Arguments: the folder of presets, and which plans products of few rows have: "chosen", so that every kernel is
-launched by few rows and by many, or "measured", the table in use. Prints one JSON object: kernel -> [16-byte
-global accesses, accesses narrower than 4 bytes, what it does about the kernels before and after it] of each
-variant. Not in the test process, because Triton is either an interpreter or a compiler there.
+Arguments: the folder of presets; which plans products of few rows have: "chosen", so that every kernel is
+launched by few rows and by many, or "measured", the table in use; and "decoder" or "encoders". Prints a JSON
+object: kernel -> [16-byte global accesses, accesses narrower than 4 bytes, what it does about the kernels
+before and after it] of each variant. Not in the test process, because Triton is either an interpreter or a
+compiler there.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ MAX_TOKENS = 2048
 MODULES = (activation, embedding, flat_attention, fp8, gated, gemm_jit, norm, pooling, rope, rows)
 
 
-def main(presets: Path, plans: str) -> None:
+def main(presets: Path, plans: str, part: str) -> None:
     driver.set_active(HopperDriver())
     folders.default_folders = tuple  # what is built ahead has no PTX
     dispatch.uses_triton = lambda x: True
@@ -52,21 +53,28 @@ def main(presets: Path, plans: str) -> None:
     early._can_launch_early = lambda device: True
     linear.Linear.__call__ = lambda self, x, out: out  # cuBLAS compiles nothing, and a CPU takes its time
     fp8_linear.Fp8Linear.__call__ = lambda self, x, out: out
-    for name, module, layers in (("pplx-embed", qwen3, decoder), ("bge-m3", bert, encoder)):
-        config = replace(load_config(presets / name), num_layers=2, vocab_size=64, max_positions=64)
-        keys = layers.weight_keys(config)
-        if plans == "chosen":
-            table = {key: chosen(key) for key in keys}
-            gemm.table = lambda table=table: table
-        model = load(module, config, keys)
-        compile_ahead(model, row_counts(keys, MAX_TOKENS))
-        weights = Fp8Weights(DummyWeights(), CPU, MAX_TOKENS)
-        compile_ahead(load(module, config, [], weights), row_counts([], MAX_TOKENS))
-        module.fetches_early = lambda m, keys: True  # as if a product of skinny_gemm were among them
-        compile_ahead(model, [16])
-    compile_windowed()
-    compile_flat()
+    if part == "decoder":
+        compile_model(presets / "pplx-embed", qwen3, decoder, plans)
+    else:
+        compile_model(presets / "bge-m3", bert, encoder, plans)
+        compile_windowed()
+        compile_flat()
     print(json.dumps({name: variants(kernel) for name, kernel in kernels()}))
+
+
+def compile_model(preset: Path, module: ModuleType, layers: ModuleType, plans: str) -> None:
+    """All that its forwards launch, in bfloat16 and in FP8."""
+    config = replace(load_config(preset), num_layers=2, vocab_size=64, max_positions=64)
+    keys = layers.weight_keys(config)
+    if plans == "chosen":
+        table = {key: chosen(key) for key in keys}
+        gemm.table = lambda: table
+    model = load(module, config, keys)
+    compile_ahead(model, row_counts(keys, MAX_TOKENS))
+    weights = Fp8Weights(DummyWeights(), CPU, MAX_TOKENS)
+    compile_ahead(load(module, config, [], weights), row_counts([], MAX_TOKENS))
+    module.fetches_early = lambda m, keys: True  # as if a product of skinny_gemm were among them
+    compile_ahead(model, [16])
 
 
 def compile_windowed() -> None:
@@ -147,4 +155,4 @@ def accesses(ptx: str) -> tuple[int, int, str]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, product
 
 import pytest
 import torch
@@ -102,16 +102,22 @@ def test_a_bias_and_no_norm(device, poisoned):
     assert_attends(out, rotated(product, lengths, rope), lengths, spec)
 
 
+PLANS = (
+    {"heads": 2},
+    {"heads": 4, "block_n": 64, "stages": 1},
+    {"block_m": 64, "stages": 1},
+    {"block_n": 128, "block_m": 32},
+)
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("lengths", "changes"),
     [
-        {"heads": 2},
-        {"heads": 4, "block_n": 64, "stages": 1},
-        {"block_m": 64, "stages": 1},
-        {"block_n": 128, "block_m": 32},
+        *product([[20, 0, 25, 9]], PLANS),
+        ([45], PLANS[1]),
+        *(pytest.param([45], plan, marks=pytest.mark.long) for plan in (PLANS[0], *PLANS[2:])),
     ],
 )
-@pytest.mark.parametrize("lengths", [[45], [20, 0, 25, 9]], ids=["1", "4"])
 def test_any_plan(changes, lengths, device, poisoned):
     spec, plan = spec_of((8, 2, 16), False, torch.float32, device), replace(PLAN, **changes)
     num_tokens = sum(lengths) + PADDING

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -116,8 +116,17 @@ def _forward(model: Model, filler: int, kind: Callable[[AttentionSpec], Attentio
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the real thing")
-@pytest.mark.parametrize("plan_of", ["cublas", "split-k", "fused"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "plan_of"),
+    [
+        *product(("qwen3", "bert"), ATTENTION),
+        *product(("qwen3-last", "bert-mean"), ("split-k",)),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in product(("qwen3-last", "bert-mean"), ("cublas", "fused"))
+        ),
+    ],
+)
 def test_forward_through_triton(name, plan_of, monkeypatch):
     config, weights = MODELS[name], LargeWeights(2)
     keys = (decoder if config.architecture == "qwen3" else encoder).weight_keys(config)

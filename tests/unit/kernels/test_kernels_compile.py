@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,17 @@ def compiled(repo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Varia
 
 
 def compile_for_hopper(repo_root: Path, cache: Path, plans: str) -> Variants:
-    found: Variants = json.loads(compiled_by(SCRIPT, repo_root / "rose" / "presets", plans, cache=cache))
-    return found
+    """Both parts at once, a core each."""
+
+    def compiled(part: str) -> Variants:
+        found: Variants = json.loads(
+            compiled_by(SCRIPT, repo_root / "rose" / "presets", plans, part, cache=cache / part)
+        )
+        return found
+
+    with ThreadPoolExecutor() as pool:
+        decoder, encoders = pool.map(compiled, ("decoder", "encoders"))
+    return {name: variants + encoders[name] for name, variants in decoder.items()}
 
 
 DECODER = {"_embed_tokens", "_qk_norm_rope", "_rms_norm", "_silu_mul", "_split_k_gemm", "_swiglu_gemm"}
