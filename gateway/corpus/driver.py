@@ -6,7 +6,6 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gateway.corpus import duplicates
@@ -53,7 +52,7 @@ def run_job(
     """
     started_s = time.perf_counter()
     store, columns = Store(options.out), Columns(options.text_column, options.id_column)
-    inputs, run = find_inputs(options.source), secrets.token_hex(6)
+    inputs, run = find_inputs(options.source, store), secrets.token_hex(6)
     with Lock(store, run):
         store.sweep()
         shards = _planned(options, job_of(options, model, version), inputs, store)
@@ -103,8 +102,6 @@ def _planned(options: CorpusOptions, job: dict[str, Any], inputs: Inputs, store:
     Raises:
         RefusedError: OUT holds another job.
     """
-    if Path(store.root) == Path(options.source).absolute():
-        raise CorpusError(f"IN and OUT are both {options.source}; vectors need a folder of their own")
     before, plan = load_job(store), load_plan(store)
     if before is not None and plan is not None:
         shards, files = plan

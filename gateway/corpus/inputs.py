@@ -15,6 +15,7 @@ from gateway.corpus.jsonl_input import SUFFIXES, jsonl_pieces, read_jsonl
 from gateway.corpus.locations import FoundFile, find, locate, split_pattern
 from gateway.corpus.parquet_input import UNREADABLE, id_type, parquet_pieces, read_parquet
 from gateway.corpus.rows import Chunk, Columns, Piece
+from gateway.corpus.store import Store
 
 _PARQUET = ".parquet"
 # Footers, or files of lines, that are read at once.
@@ -61,16 +62,21 @@ class Inputs:
         return next(iter(found), pa.string())
 
 
-def find_inputs(url: str) -> Inputs:
-    """The files that a path, folder, pattern or URL names.
+def find_inputs(url: str, out: Store) -> Inputs:
+    """The files that a path, folder, pattern or URL names, but for those below OUT.
 
     Raises:
-        CorpusError: there are none, or one is of no kind that is read.
+        CorpusError: there are none of a kind that is read.
     """
     place, found = find(url)
-    known = [file for file in found if file.path.endswith((_PARQUET, *SUFFIXES))]
+    known = [
+        file
+        for file in found
+        if file.path.endswith((_PARQUET, *SUFFIXES)) and not file.path.startswith(f"{out.root}/")
+    ]
     if not known:
-        raise CorpusError(f"{found[0].path}: only {_PARQUET}, {', '.join(SUFFIXES)} are read")
+        kinds = ", ".join((_PARQUET, *SUFFIXES))
+        raise CorpusError(f"{url} has no files of the kinds that are read ({kinds}), or only those below OUT")
     return Inputs(place.filesystem, known)
 
 

@@ -6,7 +6,10 @@ files are read from there. Compressed ones are inflated up to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gzip
+import sys
+import zlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,10 +17,18 @@ import orjson
 
 from gateway.corpus.rows import CHUNK_ROWS, Chunk, Columns, Piece, lost
 
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
 _BLOCK_BYTES = 1 << 20
 _MAX_LINE_BYTES = 64 << 20
 _MARK = b"\xef\xbb\xbf"
-_CODECS = {".gz": "gzip", ".zst": "zstd"}
+_CODECS: dict[str, Callable[[Any], Any]] = {
+    ".gz": lambda stream: gzip.GzipFile(fileobj=stream),
+    ".zst": zstd.ZstdFile,
+}
 SUFFIXES = tuple(kind + codec for kind in (".jsonl", ".ndjson") for codec in ("", *_CODECS))
 
 
@@ -111,16 +122,28 @@ def _lines(filesystem: Any, piece: Piece) -> Iterator[bytes | None]:
 
 
 def _blocks(filesystem: Any, path: str, offset: int) -> Iterator[bytes]:
-    """The inflated file from `offset` on, in blocks."""
-    codec = next((codec for suffix, codec in _CODECS.items() if path.endswith(suffix)), None)
-    if codec is None:
+    """The inflated file from `offset` on, in blocks.
+
+    Raises:
+        OSError: the rest cannot be read or inflated; all before it has been given.
+    """
+    opened = next((opened for suffix, opened in _CODECS.items() if path.endswith(suffix)), None)
+    if opened is None:
         with filesystem.open_input_file(path) as stream:
             stream.seek(offset)
             while block := stream.read(_BLOCK_BYTES):
                 yield block
         return
-    with filesystem.open_input_stream(path, compression=codec) as stream:
-        while block := stream.read(_BLOCK_BYTES):
+    with filesystem.open_input_stream(path, compression=None) as stream:
+        yield from _inflated(opened(stream), offset)
+
+
+def _inflated(stream: Any, offset: int) -> Iterator[bytes]:
+    try:
+        # Whole blocks would be lost with an error inside them; this gives what there is before it.
+        while block := stream.read1(_BLOCK_BYTES):
             if offset < len(block):
                 yield block[offset:]
             offset = max(0, offset - len(block))
+    except (EOFError, zlib.error, zstd.ZstdError) as error:
+        raise OSError(str(error)) from error

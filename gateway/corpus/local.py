@@ -29,8 +29,8 @@ def run_here(work: Work, done: Callable[[Outcome], None], tell: Callable[[int, i
 
 async def _run(work: Work, model: LoadedModel, done: Callable[[Outcome], None], progress: Progress) -> None:
     worker = ShardWorker(work.options, model, work.id_type, work.run, progress)
-    await worker.start()
     try:
+        await worker.start()
         await until_signal(_all(iter(work.shards), worker, done))
     finally:
         await worker.close()

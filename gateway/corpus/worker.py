@@ -71,6 +71,7 @@ class ShardWorker:
         self._slots = asyncio.Semaphore(options.windows)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="corpus-reader")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="corpus-writer")
+        self._batcher: Batcher | None = None
 
     async def start(self) -> None:
         """Time the engine's steps and run a first one.
@@ -81,19 +82,21 @@ class ShardWorker:
         """
         engine, scheduler = self._model.engine, self._model.scheduler
         await self._in_writer(check_engine, self._store, engine.info)
-        self._batcher = Batcher(engine, await _timed(engine, scheduler))
-        await self._batcher.start()
+        batcher = Batcher(engine, await _timed(engine, scheduler))
+        await batcher.start()
+        self._batcher = batcher
         tokens = _BATCHES_AHEAD * min(scheduler.max_budget_tokens, engine.info.max_batch_tokens)
         gate = Gate(tokens)
-        self._embedder = Embedder(self._options, engine.info, self._tokenizer, self._batcher, gate)
+        self._embedder = Embedder(self._options, engine.info, self._tokenizer, batcher, gate)
         about = {"model": engine.info.model, "weights": self._model.digest, "prompt": self._embedder.prompt}
         dimensions = self._embedder.dimensions
         self._schema = part_schema(self._options.vectors, dimensions, self._id_type, about)
-        await warm_up(self._batcher, engine.info)
+        await warm_up(batcher, engine.info)
 
     async def close(self) -> None:
-        """End the threads and the engine; nothing of a shard that was under way is left."""
-        await self._batcher.close(0.0)
+        """End the threads and the engine, also after a start that failed."""
+        if self._batcher is not None:
+            await self._batcher.close(0.0)
         for pool in (self._reader, self._writer):
             pool.shutdown(cancel_futures=True)
         self._tokenizer.close()

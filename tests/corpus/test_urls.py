@@ -1,0 +1,120 @@
+"""Corpora in object stores: fsspec's memory stands for them, as it has no rename and no locks."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import socket
+import time
+from pathlib import Path
+
+import fsspec
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet as pq
+
+from gateway.corpus import lock
+from gateway.corpus.errors import CorpusError, RefusedError
+from gateway.corpus.lock import Holder, Lock
+from gateway.corpus.store import Store
+from tests.corpus.jobs import check_complete, embed, expected, write_texts
+
+NAMES = itertools.count()
+
+
+@pytest.fixture
+def bucket() -> str:
+    """An empty folder of a store."""
+    return f"memory://bucket{next(NAMES)}"
+
+
+def put(url: str, content: bytes) -> None:
+    with fsspec.open(url, "wb") as file:
+        file.write(content)
+
+
+def table_bytes(columns: dict[str, object]) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue()
+
+
+def test_from_a_store_to_a_store(bucket: str) -> None:
+    put(f"{bucket}/in/a.parquet", table_bytes({"text": ["one", "two", None]}))
+    put(f"{bucket}/in/b.jsonl", b'{"text": "three"}\n{"text": "four"}\n')
+    summary, status = embed(f"{bucket}/in", f"{bucket}/out", shard_rows=2)
+    assert (status, summary.rows_out, summary.rejected, summary.shards) == (0, 4, 1, 3)
+    filesystem = fsspec.filesystem("memory")
+    found = [
+        row
+        for name in sorted(filesystem.glob(f"{bucket}/out/part-*.parquet"))
+        for row in pq.read_table(io.BytesIO(filesystem.cat(name))).to_pylist()
+    ]
+    for row, text in zip(found, ("one", "two", "three", "four"), strict=True):
+        np.testing.assert_allclose(row["vector"], expected(text), atol=1e-6)
+    summary, _ = embed(f"{bucket}/in", f"{bucket}/out", shard_rows=2)
+    assert summary.shards_of_this_run == 0
+    filesystem.rm(f"{bucket}/out/part-000001.parquet")
+    summary, _ = embed(f"{bucket}/in", f"{bucket}/out", shard_rows=2)
+    assert (summary.shards_of_this_run, summary.rows_out) == (1, 4)
+
+
+def test_a_pattern_in_a_store(bucket: str) -> None:
+    for name in ("a-1", "a-2", "b-1"):
+        put(f"{bucket}/in/{name}.parquet", table_bytes({"text": [name]}))
+    assert embed(f"{bucket}/in/a-*.parquet", f"{bucket}/out")[0].rows_out == 2
+
+
+def test_file_urls_are_plain_files(tmp_path: Path) -> None:
+    source = write_texts(tmp_path / "in.parquet", 20)
+    summary, status = embed(f"file://{source}", f"file://{tmp_path}/out", id_column="id")
+    assert (status, summary.rows_out) == (0, 20)
+    check_complete(tmp_path / "out", 20)
+    assert (tmp_path / "out" / "_corpus" / "tmp").is_dir()  # written aside and renamed
+
+
+def hold(store: Store, **fields: object) -> None:
+    """Leave the lock file of a driver."""
+    holder = {"host": socket.gethostname(), "pid": os.getpid(), "run": "r", "renewed_s": time.time()} | fields
+    store.write("_corpus/lock.json", msgspec.json.encode(Holder(**holder)))  # type: ignore[arg-type]
+
+
+def test_a_store_s_lock_is_refused_while_its_driver_may_live(bucket: str) -> None:
+    store = Store(bucket)
+    hold(store)
+    with pytest.raises(RefusedError, match=f"by process {os.getpid()} on "), Lock(store, "mine"):
+        pass
+    hold(store, host="elsewhere", pid=1, renewed_s=time.time() - 500)
+    with pytest.raises(RefusedError, match="by process 1 on elsewhere"), Lock(store, "mine"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "stale", [{"pid": 2**22 + 1}, {"host": "elsewhere", "renewed_s": time.time() - 601}], ids=str
+)
+def test_a_store_s_stale_lock_is_taken_over(bucket: str, stale: dict[str, object]) -> None:
+    store = Store(bucket)
+    hold(store, **stale)
+    with Lock(store, "mine"):
+        content = store.read("_corpus/lock.json")
+        assert msgspec.json.decode(content or b"", type=Holder).run == "mine"
+    assert store.read("_corpus/lock.json") is None
+
+
+def test_a_store_s_lock_is_renewed(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "_RENEW_S", 0.01)
+    store = Store(bucket)
+    with Lock(store, "mine"):
+        first = store.read("_corpus/lock.json")
+        ends_s = time.monotonic() + 5
+        while store.read("_corpus/lock.json") == first:
+            assert time.monotonic() < ends_s
+            time.sleep(0.01)
+
+
+def test_an_unknown_store_is_named() -> None:
+    with pytest.raises(CorpusError, match="nosuch://x cannot be opened"):
+        embed("nosuch://x", "memory://out")
