@@ -307,7 +307,7 @@ def load_model(args: argparse.Namespace) -> LoadedModel:
     ceiling = args.max_batch_tokens or SchedulerOptions().max_budget_tokens
     floor = min(SchedulerOptions().min_budget_tokens, ceiling)
     scheduler = SchedulerOptions(min_budget_tokens=floor, max_budget_tokens=ceiling)
-    return LoadedModel(engine, tokenizer.wait(), digest, scheduler)
+    return LoadedModel(engine, tokenizer, digest, scheduler)
 
 
 def failed(error: Exception) -> int:
