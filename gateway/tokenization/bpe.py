@@ -14,19 +14,22 @@ from typing import Any
 import numpy as np
 
 from gateway.tokenization.added import read_added
-from gateway.tokenization.ends import BLANK, parting
-from gateway.tokenization.kernels import bpe, scanner
+from gateway.tokenization.ends import BLANK_OR_STOP, parting
+from gateway.tokenization.kernels import bpe, merges, scanner
 from gateway.tokenization.kernels.arrays import Array, UInt64
 from gateway.tokenization.kernels.trie import build_trie
 from gateway.tokenization.unsupported import UnsupportedError
 from rose.batch import Int32
+
+# Bytes of the longest token of a vocabulary whose words are settled in parts: that tries as many ends.
+_LONGEST = 512
 
 
 @dataclass(frozen=True, slots=True)
 class BpeKernel:
     """See kernels/kernel.py. tokens: the file's added tokens; contents: those that are looked for."""
 
-    tables: bpe.Tables
+    tables: merges.Tables
     classifier: scanner.Classifier
     tokens: list[dict[str, Any]]
     contents: tuple[str, ...]
@@ -37,21 +40,21 @@ class BpeKernel:
     @property
     def parting(self) -> re.Pattern[str] | None:
         """See Kernel."""
-        return parting(self.tokens, BLANK)
+        return parting(self.tokens, BLANK_OR_STOP)
 
     def prepare(self, text: str) -> bytes | None:
         """See Kernel. Added tokens are looked for in the text as it was, so normalising must not hide one."""
-        if not self.tables.rules[bpe.NORMALIZED] or text.isascii():
+        if not self.tables.rules[merges.NORMALIZED] or text.isascii():
             return text.encode()
         normal = unicodedata.normalize("NFC", text)
         if normal != text and any(content in text for content in self.contents):
             return None
         return normal.encode()
 
-    def scratch(self, word_bytes: int) -> bpe.Scratch:
+    def scratch(self, word_bytes: int) -> merges.Scratch:
         """See Kernel."""
         ids, ranks, following, previous = (np.empty(word_bytes, np.int32) for _ in range(4))
-        return bpe.Scratch(ids, ranks, following, previous, np.empty(3 * word_bytes, np.int64))
+        return merges.Scratch(ids, ranks, following, previous, np.empty(3 * word_bytes, np.int64))
 
     @property
     def arrays(self) -> list[Array]:
@@ -75,19 +78,21 @@ def read_bpe(file: dict[str, Any]) -> BpeKernel:
     Raises:
         UnsupportedError: only the library does all that it says.
     """
-    rules = np.zeros(3, np.int64)
-    rules[bpe.NORMALIZED] = _normalizes(file["normalizer"])
-    rules[bpe.PATTERN] = _pattern(file["pre_tokenizer"])
-    rules[bpe.WHOLE] = bool(file["model"].get("ignore_merges"))
+    rules = np.zeros(4, np.int64)
+    rules[merges.NORMALIZED] = _normalizes(file["normalizer"])
+    rules[merges.PATTERN] = _pattern(file["pre_tokenizer"])
+    rules[merges.WHOLE] = bool(file["model"].get("ignore_merges"))
     added = read_added(file["added_tokens"], literal=False, raw=False)
     tokens = _tokens(file["model"])
     byte_ids = np.array([tokens.get(bytes([byte]), -1) for byte in range(256)], np.int32)
     if (byte_ids < 0).any():
         raise UnsupportedError("bytes that are no tokens")
-    pairs, ranks, merged = _merges(file["model"])
-    whole = build_trie(tokens if rules[bpe.WHOLE] else {})
+    pairs, ranks, merged, grows = _merges(file["model"])
+    longest = max(map(len, tokens))
+    rules[merges.LONGEST] = longest if grows and longest <= _LONGEST else 0
+    whole = build_trie(tokens if rules[merges.WHOLE] else {})
     classifier = scanner.Classifier()
-    tables = bpe.Tables(
+    tables = merges.Tables(
         classifier.classes, added.leads, added.trie, byte_ids, pairs, ranks, merged, whole, rules
     )
     return BpeKernel(tables, classifier, file["added_tokens"], added.contents)
@@ -140,14 +145,21 @@ def _tokens(model: dict[str, Any]) -> dict[bytes, int]:
     }
 
 
-def _merges(model: dict[str, Any]) -> tuple[UInt64, Int32, Int32]:
-    """The hash table of pairs, their ranks, and what each rank's merge gives."""
+def _merges(model: dict[str, Any]) -> tuple[UInt64, Int32, Int32, bool]:
+    """The hash table of pairs, their ranks, what each rank's merge gives, and whether ranks grow.
+
+    They grow if each merge comes after all that give one of its parts.
+    """
     vocab = model["vocab"]
-    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-    left = np.array([vocab[first] for first, _ in merges], np.int32)
-    right = np.array([vocab[second] for _, second in merges], np.int32)
-    merged = np.array([vocab[first + second] for first, second in merges] or [0], np.int32)
-    size = 1 << (2 * len(merges) + 16).bit_length()
+    rows = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+    left = np.array([vocab[first] for first, _ in rows], np.int32)
+    right = np.array([vocab[second] for _, second in rows], np.int32)
+    merged = np.array([vocab[first + second] for first, second in rows], np.int32)
+    size = 1 << (2 * len(rows) + 16).bit_length()
     pairs, ranks = np.zeros(size, np.uint64), np.zeros(size, np.int32)
-    bpe.fill(pairs, ranks, left, right)
-    return pairs, ranks, merged
+    merges.fill(pairs, ranks, left, right)
+    by_rank = np.arange(len(rows))
+    last = np.full(max(vocab.values(), default=0) + 1, -1)
+    last[merged] = by_rank  # of those that give the same the last one stays
+    grows = bool((np.maximum(last[left], last[right]) < by_rank).all())
+    return pairs, ranks, np.append(merged, np.int32(0)), grows

@@ -14,7 +14,7 @@ import numpy as np
 from tokenizers import normalizers, pre_tokenizers
 
 from gateway.tokenization.added import read_added
-from gateway.tokenization.ends import BLANK, parting
+from gateway.tokenization.ends import BLANK_OR_STOP, parting
 from gateway.tokenization.kernels import wordpiece
 from gateway.tokenization.kernels.arrays import Array
 from gateway.tokenization.kernels.trie import build_trie
@@ -38,7 +38,7 @@ class WordPieceKernel:
     @property
     def parting(self) -> re.Pattern[str] | None:
         """See Kernel."""
-        return parting(self.tokens, BLANK)
+        return parting(self.tokens, BLANK_OR_STOP)
 
     def prepare(self, text: str) -> bytes:
         """See Kernel."""

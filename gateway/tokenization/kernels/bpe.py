@@ -1,13 +1,6 @@
-"""Byte-level BPE from raw text to ids in one pass: scan a word, look it up, or merge its bytes.
-
-Of all neighbours that may merge those of the lowest rank do, the leftmost first. Words of up to 64 bytes look
-for them in a row; longer ones keep a heap, so that a word of a million bytes takes n log n steps.
-Source: Sennrich et al. 2016, arXiv 1508.07909; the `tokenizers` library, models/bpe.
-"""
+"""Byte-level BPE from raw text to ids in one pass: scan a word, look it up, or merge its bytes."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,227 +8,46 @@ from gateway.tokenization.kernels.arrays import (
     BLOCK,
     IDS,
     OK,
-    OWN,
     REFER,
+    ROOM,
     STATE,
     UNKNOWN,
     WORD,
     Bytes,
     Int64,
-    UInt8,
-    UInt64,
     signed,
 )
 from gateway.tokenization.kernels.jit import array_at, entry, inner
+from gateway.tokenization.kernels.merges import (
+    ADDED,
+    CLASSES,
+    LEADS,
+    LONGEST,
+    NORMALIZED,
+    PATTERN,
+    RULES,
+    SYMBOLS,
+    WORDS,
+    merge_part,
+    merge_word,
+    settle,
+)
 from gateway.tokenization.kernels.scanner import BLANK, DISPUTED, run_of, word_end
 from gateway.tokenization.kernels.texts import LIMIT, MISSING, OUT, each_text, each_word
-from gateway.tokenization.kernels.trie import exact, starts_key
+from gateway.tokenization.kernels.trie import starts_key
 from gateway.tokenization.kernels.utf8 import code_point, width
-from rose.batch import Int32
 
-# Places in the rules. PATTERN: see scanner.PATTERNS. WHOLE: a word that is a token is not merged from bytes.
-# NORMALIZED: the text is in this Python's normal form, so code points are referred of which the library has
-# another view.
-PATTERN, WHOLE, NORMALIZED = range(3)
+# Bytes that a longer word is settled in.
+_PART = 1 << 13
 
-NO_RANK = 1 << 30
-_SHORT = 64
-_FACTOR, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
-
-
-class Tables(NamedTuple):
-    """classes: u8[0x110000]. leads: u8[256] and added: trie, of tokens that are cut out of the text.
-
-    byte_ids: i32[256]. pairs: u64[2^k], hash table of left id << 32 | right id, plus one. ranks: i32[2^k]
-    beside it. merged: i32[m], the id that a merge gives, by rank. tokens: trie of all of them, for WHOLE.
-    rules: i64[3].
-    """
-
-    classes: UInt8
-    leads: UInt8
-    added: Int64
-    byte_ids: Int32
-    pairs: UInt64
-    ranks: Int32
-    merged: Int32
-    tokens: Int64
-    rules: Int64
-
-
-class Scratch(NamedTuple):
-    """One word's symbols, i32[w] each: their ids, their ranks with the next one, and both neighbours' places.
-
-    heap: i64[3 w], rank << 32 | place, lowest first.
-    """
-
-    ids: Int32
-    ranks: Int32
-    next: Int32
-    previous: Int32
-    heap: Int64
-
-
-_CLASSES, _LEADS, _ADDED, _BYTE_IDS, _PAIRS, _RANKS, _MERGED, _TOKENS, _RULES = range(OWN, OWN + 9)
-_SYMBOLS, _SYMBOL_RANKS, _NEXT, _PREVIOUS, _HEAP, _WORDS = range(OWN + 9, OWN + 15)
-
-
-@inner
-def place_of(pairs: UInt64, key: np.uint64) -> int:
-    """Where `key` is in the table, or the free place where it would be."""
-    mask = len(pairs) - 1
-    place = signed((key * _FACTOR) >> _MIX) & mask
-    while pairs[place] != 0 and pairs[place] != key:
-        place = (place + 1) & mask
-    return place
-
-
-@inner
-def pair_key(left: int, right: int) -> np.uint64:
-    """The key of two ids, never 0."""
-    return np.uint64((left << 32 | right) + 1)
-
-
-@entry
-def fill(pairs: UInt64, ranks: Int32, left: Int32, right: Int32) -> None:
-    """Enter the merges in the order of their ranks; of the same pair the last counts."""
-    for rank in range(len(left)):
-        key = pair_key(signed(left[rank]), signed(right[rank]))
-        place = place_of(pairs, key)
-        pairs[place], ranks[place] = key, rank
-
-
-@inner
-def _rank(memory: Int64, left: int, right: int) -> int:
-    pairs, ranks = array_at(memory, _PAIRS, np.uint64), array_at(memory, _RANKS, np.int32)
-    place = place_of(pairs, pair_key(left, right))
-    return signed(ranks[place]) if pairs[place] != 0 else NO_RANK
-
-
-@inner
-def _merge_short(memory: Int64, count: int) -> int:
-    """Merge the symbols in place; gives how many are left."""
-    symbols, ranks = array_at(memory, _SYMBOLS, np.int32), array_at(memory, _SYMBOL_RANKS, np.int32)
-    merged = array_at(memory, _MERGED, np.int32)
-    for at in range(count - 1):
-        ranks[at] = _rank(memory, signed(symbols[at]), signed(symbols[at + 1]))
-    while count > 1:
-        best, where = NO_RANK, -1
-        for at in range(count - 1):
-            if ranks[at] < best:
-                best, where = signed(ranks[at]), at
-        if where < 0:
-            break
-        symbols[where] = merged[best]
-        for at in range(where + 1, count - 1):
-            symbols[at] = symbols[at + 1]
-            ranks[at] = ranks[at + 1]
-        count -= 1
-        if where > 0:
-            ranks[where - 1] = _rank(memory, signed(symbols[where - 1]), signed(symbols[where]))
-        if where < count - 1:
-            ranks[where] = _rank(memory, signed(symbols[where]), signed(symbols[where + 1]))
-    return count
-
-
-@inner
-def _push(heap: Int64, size: int, item: int) -> int:
-    at = size
-    while at > 0:
-        parent = (at - 1) >> 1
-        if heap[parent] <= item:
-            break
-        heap[at] = heap[parent]
-        at = parent
-    heap[at] = item
-    return size + 1
-
-
-@inner
-def _pop(heap: Int64, size: int) -> int:
-    """Take the lowest away, heap[0]; gives the size left."""
-    size -= 1
-    item, at = heap[size], 0
-    while 2 * at + 1 < size:
-        child = 2 * at + 1
-        if child + 1 < size and heap[child + 1] < heap[child]:
-            child += 1
-        if heap[child] >= item:
-            break
-        heap[at] = heap[child]
-        at = child
-    heap[at] = item
-    return size
-
-
-@inner
-def _merge_long(memory: Int64, count: int) -> int:
-    """As _merge_short, in n log n steps."""
-    symbols, ranks = array_at(memory, _SYMBOLS, np.int32), array_at(memory, _SYMBOL_RANKS, np.int32)
-    after, before = array_at(memory, _NEXT, np.int32), array_at(memory, _PREVIOUS, np.int32)
-    heap, merged = array_at(memory, _HEAP, np.int64), array_at(memory, _MERGED, np.int32)
-    size = 0
-    for at in range(count):
-        after[at], before[at], ranks[at] = at + 1, at - 1, NO_RANK
-        if at + 1 < count:
-            ranks[at] = _rank(memory, signed(symbols[at]), signed(symbols[at + 1]))
-            if ranks[at] < NO_RANK:
-                size = _push(heap, size, signed(ranks[at]) << 32 | at)
-    while size > 0:
-        best, at = heap[0] >> 32, heap[0] & 0xFFFFFFFF
-        size = _pop(heap, size)
-        if ranks[at] != best:  # one of the two has merged with another since
-            continue
-        right = signed(after[at])
-        symbols[at], after[at], ranks[right] = merged[best], after[right], NO_RANK
-        ranks[at] = NO_RANK
-        if after[at] < count:
-            before[after[at]] = at
-            ranks[at] = _rank(memory, signed(symbols[at]), signed(symbols[after[at]]))
-            if ranks[at] < NO_RANK:
-                size = _push(heap, size, signed(ranks[at]) << 32 | at)
-        left = signed(before[at])
-        if left >= 0:
-            ranks[left] = _rank(memory, signed(symbols[left]), signed(symbols[at]))
-            if ranks[left] < NO_RANK:
-                size = _push(heap, size, signed(ranks[left]) << 32 | left)
-    at = left_over = 0
-    while at < count:
-        symbols[left_over] = symbols[at]
-        left_over += 1
-        at = signed(after[at])
-    return left_over
-
-
-@inner
-def _merge_word(word: tuple[Bytes, int, int], memory: Int64, out: int) -> int:
-    """Ids of the `word`, a text, start and stop, to ids[out:]; gives their end, or -1 if there is no room."""
-    text, start, stop = word
-    ids, rules = array_at(memory, IDS, np.int32), array_at(memory, _RULES, np.int64)
-    symbols, byte_ids = array_at(memory, _SYMBOLS, np.int32), array_at(memory, _BYTE_IDS, np.int32)
-    count = stop - start
-    if out + count > len(ids):
-        return -1
-    if rules[WHOLE]:
-        token = exact(array_at(memory, _TOKENS, np.int64), text, start, stop)
-        if token >= 0:
-            ids[out] = token
-            return out + 1
-    for at in range(count):
-        symbols[at] = byte_ids[text[start + at]]
-    count = _merge_short(memory, count) if count <= _SHORT else _merge_long(memory, count)
-    for at in range(count):
-        ids[out + at] = symbols[at]
-    return out + count
-
-
-_each_word = each_word(_WORDS, _merge_word)
+_each_word = each_word(WORDS, merge_word)
 
 
 @inner
 def _check_word(text: Bytes, start: int, end: int, stop: int, memory: Int64) -> int:
     """OK; BLOCK: the word has a code point of unknown class; REFER: a disputed one, or an added token."""
-    classes, leads = array_at(memory, _CLASSES, np.uint8), array_at(memory, _LEADS, np.uint8)
-    added, rules = array_at(memory, _ADDED, np.int64), array_at(memory, _RULES, np.int64)
+    classes, leads = array_at(memory, CLASSES, np.uint8), array_at(memory, LEADS, np.uint8)
+    added, rules = array_at(memory, ADDED, np.int64), array_at(memory, RULES, np.int64)
     at = start
     while at < end or (at < stop and at == end):  # the next one too: its class may have ended the word
         lead = signed(text[at])
@@ -255,13 +67,26 @@ def _check_word(text: Bytes, start: int, end: int, stop: int, memory: Int64) -> 
 
 @inner
 def _add_word(text: Bytes, start: int, end: int, memory: Int64) -> int:
-    """Write the word's ids. Gives OK, ROOM or WORD."""
-    state = array_at(memory, STATE, np.int64)
-    if end - start > len(array_at(memory, _SYMBOLS, np.int32)):
-        state[MISSING] = end - start
-        return WORD
-    word = signed(text.ctypes.data) + start, end - start
-    return _each_word(memory, word, (text, start, end))
+    """Write the word's ids, or as many as are wanted. Gives OK, ROOM or WORD."""
+    state, longest = array_at(memory, STATE, np.int64), array_at(memory, RULES, np.int64)[LONGEST]
+    room, at = len(array_at(memory, SYMBOLS, np.int32)), start
+    while end - at > room:
+        if state[OUT] + room > len(array_at(memory, IDS, np.int32)):
+            return ROOM
+        cut = settle(text, at, at + room, memory) if longest > 0 and room >= _PART else at
+        if cut == at:
+            state[MISSING] = end - at if longest == 0 or room >= _PART else _PART
+            return WORD
+        at = cut
+        if state[OUT] >= state[LIMIT]:
+            return OK
+    if at == start:
+        return _each_word(memory, (signed(text.ctypes.data) + start, end - start), (text, start, end))
+    out = merge_part((text, at, end), memory, state[OUT])
+    if out < 0:
+        return ROOM
+    state[OUT] = out
+    return OK
 
 
 @inner
@@ -270,8 +95,8 @@ def _encode_text(text: Bytes, span: tuple[int, int], memory: Int64) -> int:
 
     It ends early only before a word, and where no added token follows that would take the blanks before it.
     """
-    state, classes = array_at(memory, STATE, np.int64), array_at(memory, _CLASSES, np.uint8)
-    pattern = array_at(memory, _RULES, np.int64)[PATTERN]
+    state, classes = array_at(memory, STATE, np.int64), array_at(memory, CLASSES, np.uint8)
+    pattern = array_at(memory, RULES, np.int64)[PATTERN]
     at, stop = span
     while at < stop:
         if state[OUT] >= state[LIMIT]:
