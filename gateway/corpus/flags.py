@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from gateway.corpus.capacity import Question
+from gateway.corpus.capacity_report import models, report, table
 from gateway.corpus.options import VECTOR_TYPES, CorpusOptions, RayOptions
 
 _DEFAULTS = CorpusOptions("", "")
@@ -28,6 +30,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     _add_row_flags(parser.add_argument_group("rows"))
     _add_job_flags(parser.add_argument_group("the job"))
     _add_ray_flags(parser.add_argument_group("a Ray cluster"))
+    _add_plan_flags(parser.add_argument_group("planning"))
 
 
 def _add_row_flags(group: argparse._ArgumentGroup) -> None:
@@ -124,6 +127,45 @@ def _add_ray_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--cpus-per-actor", metavar="N", type=float, default=1.0, help="default: %(default)s")
 
 
+def _add_plan_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--plan",
+        metavar="ROWS",
+        type=_count,
+        help="embed nothing; say what so many rows (1e9) would take, from measured figures: a table, or with "
+        "--tokens all about --model",
+    )
+    group.add_argument("--tokens", metavar="N", type=_count, help="of a row, on average")
+    group.add_argument("--gpus", metavar="N", type=_positive, help="default: as many as --days need")
+    group.add_argument("--days", metavar="N", type=_count, default=30.0, help="default: %(default)g")
+    group.add_argument(
+        "--gpu-hour-dollars", metavar="PRICE", type=_count, default=3.0, help="default: %(default)g"
+    )
+
+
+def planned(args: argparse.Namespace) -> str:
+    """What --plan answers.
+
+    Raises:
+        ValueError: the model was not measured.
+    """
+    question = Question(
+        rows=args.plan,
+        tokens=args.tokens or 1.0,
+        model=args.model,
+        gpus=args.gpus,
+        days=args.days,
+        dollars=args.gpu_hour_dollars,
+        shard_rows=args.shard_rows,
+        shard_bytes=args.shard_bytes,
+    )
+    if args.tokens is None:
+        return table(question)
+    if args.model not in models():
+        raise ValueError(f"--plan knows {', '.join(models())}; --model is {args.model}")
+    return report(question)
+
+
 def corpus_options(args: argparse.Namespace) -> CorpusOptions:
     """What the parsed flags say.
 
@@ -151,6 +193,16 @@ def ray_options(args: argparse.Namespace) -> RayOptions | None:
     if gpus is None:
         gpus = 0.0 if args.device == "cpu" else 1.0
     return RayOptions(args.ray_address, args.actors, gpus, args.cpus_per_actor)
+
+
+def _count(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return value
 
 
 def _positive(text: str) -> int:
