@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-# Letters by whatever Unicode, of Latin, Cyrillic, Hebrew, Arabic, Devanagari, Thai, kana, Han and Hangul: they
-# join nothing over a blank or a full stop, and nothing before them makes them blanks.
+# Letters by whatever Unicode, of Latin, Cyrillic, Hebrew, Arabic, Devanagari, Thai, kana, Han, Hangul:
+# they join nothing over a blank or a full stop, and nothing before them makes them blanks.
 _LETTER = "[A-Za-z\u0410-\u044f\u05d0-\u05ea\u0621-\u063a\u0905-\u0939\u0e01-\u0e2e"
 _LETTER += "\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3]"
 # A word ends before the blank, and another begins with it; or with the stop, which may be part of the next.
