@@ -269,6 +269,9 @@ def corpus(argv: Sequence[str]) -> int:
     rose_flags.add_engine_flags(parser.add_argument_group("batches and memory"))
     args = parser.parse_args(argv)
     try:
+        if args.plan is not None:
+            print(flags.planned(args))
+            return 0
         options, ray = flags.corpus_options(args), flags.ray_options(args)
     except ValueError as error:
         parser.error(str(error))
