@@ -40,7 +40,8 @@ def add_model_flags(group: Group) -> None:
         "--device",
         metavar="auto|cpu|cuda|cuda:N",
         default="auto",
-        help="auto: CUDA if there is a device, else the CPU; default: %(default)s",
+        help="auto: CUDA if there is a device, else the CPU; a server takes several, like cuda:0,cuda:1, and "
+        "runs an engine on each; default: %(default)s",
     )
     group.add_argument(
         "--seed",

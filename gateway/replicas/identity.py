@@ -16,6 +16,8 @@ _SAME = (
     *("chunk_separator", "type_vocab_size", "task", "labels", "score_template", "prompts"),
     *("default_prompt_name", "token_outputs", "unweighted_ids"),
 )
+# An id and a type of each token, spans and lengths of each sequence of one token.
+_MOST_BYTES_A_TOKEN = 32
 _AT_LEAST = ("max_model_len", "max_batch_tokens", "max_batch_seqs", "max_token_bytes")
 
 
@@ -61,9 +63,11 @@ def check(described: Mapping[str, Any], wanted: Mapping[str, object], fleet: Eng
 
 def _check_limits(limits: Mapping[str, Any], info: EngineInfo) -> None:
     """A chunk must be a request that it takes."""
+    tokens = max(MOST_TOKENS, min(info.max_model_len, info.max_batch_tokens))
     needed = {
         "max_items": min(MOST_ROWS, info.max_batch_seqs),
-        "max_request_tokens": max(MOST_TOKENS, min(info.max_model_len, info.max_batch_tokens)),
+        "max_request_tokens": tokens,
+        "max_body_bytes": _MOST_BYTES_A_TOKEN * tokens,
     }
     for name, least in needed.items():
         own = limits.get(name, 0)

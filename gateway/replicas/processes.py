@@ -79,8 +79,15 @@ class ChildProcess:
         """Have it finish what it does, `limit_s` seconds at most."""
         self._stopping = True
         process = self._process
-        if process is None or process.returncode is not None:
-            return
+        if process is not None and process.returncode is None:
+            await self._end(process, limit_s)
+        uds = self.endpoint.uds
+        if uds is not None:
+            uds.unlink(missing_ok=True)
+            with suppress(OSError):  # others are still there
+                uds.parent.rmdir()
+
+    async def _end(self, process: asyncio.subprocess.Process, limit_s: float) -> None:
         if process.stdin is not None:
             process.stdin.close()  # see parent.py
         try:
