@@ -182,53 +182,6 @@ def unscaled_rope_epilogue() -> Any:
     return fused_unscaled_rope
 
 
-def ln_bias_epilogue() -> Any:
-    """LayerNorm of rows that went into the product without it, and a bias."""
-    from quack.epilogue.frontend import gemm_epilogue
-
-    @gemm_epilogue(ops=ln_operands())
-    def fused_ln_bias(acc, scale, offset, columns, bias):
-        return {"D": acc * scale + (offset * columns + bias)}
-
-    return fused_ln_bias
-
-
-def ln_gelu_epilogue() -> Any:
-    """GELU, the exact form, of the same."""
-    from quack.activation import gelu_erf
-    from quack.epilogue.frontend import gemm_epilogue
-
-    @gemm_epilogue(ops=ln_operands())
-    def fused_ln_gelu(acc, scale, offset, columns, bias):
-        return {"D": gelu_erf(acc * scale + (offset * columns + bias))}
-
-    return fused_ln_gelu
-
-
-def ln_residual_epilogue() -> Any:
-    """LayerNorm of the residual, which is stored without it, added; and sums of what the next one needs."""
-    from quack.epilogue.frontend import gemm_epilogue
-    from quack.epilogue.ops import ColVecReduce
-
-    sums = {"sums": ColVecReduce("sums"), "squares": ColVecReduce("squares", scaled=True)}
-
-    # In columns past N everything but offset is read as zero, so that they add nothing to the sums.
-    @gemm_epilogue(ops=ln_operands(), reduces=sums)
-    def fused_ln_residual(acc, c, scale, offset, columns, bias):
-        total = acc + ((c * scale + offset) * columns + bias)
-        return {"D": total, "sums": total, "squares": (total, total)}
-
-    return fused_ln_residual
-
-
-def ln_operands() -> dict[str, Any]:
-    """Two numbers a row and two a column."""
-    from quack.epilogue.ops import ColVecLoad, RowVecLoad
-
-    rows = {name: ColVecLoad(name) for name in ("scale", "offset")}
-    return {**rows, **{name: RowVecLoad(name) for name in ("columns", "bias")}}
-
-
 def fp8_epilogue() -> Any:
     """The product of e4m3 numbers times the scales of its row and column."""
     from quack.epilogue.frontend import gemm_epilogue
@@ -272,9 +225,6 @@ EPILOGUE_MAKERS: Mapping[Epilogue, Callable[[], Any]] = {
     "unscaled-rope": unscaled_rope_epilogue,
     "rms-swiglu": partial(scaled_swiglu_epilogue, kernel="rms-swiglu"),
     "rms-rope": partial(rope_epilogue, kernel="rms-rope"),
-    "ln-bias": ln_bias_epilogue,
-    "ln-gelu": ln_gelu_epilogue,
-    "ln-residual": ln_residual_epilogue,
     "fp8": fp8_epilogue,
     "fp8-swiglu": fp8_swiglu_epilogue,
 }
@@ -355,15 +305,6 @@ def operands_of(kernel: ProductKernel) -> TracedOperands:
         return TracedOperands(out, None, {})
     if kernel.epilogue in ("bias", "gelu"):
         return TracedOperands(out, None, {"bias": column})
-    if kernel.epilogue.startswith("ln-"):
-        bias, offset = empty(2 * _WIDTH, dtype=torch.float32), empty(_ROWS, dtype=torch.float32)
-        operands = {"scale": scale, "offset": offset, "columns": torch.empty_like(bias), "bias": bias}
-        if kernel.epilogue != "ln-residual":
-            return TracedOperands(out, None, operands)
-        parts = -(-2 * _WIDTH // kernel.tile_n)
-        for name in ("sums", "squares"):
-            operands[name] = empty(_ROWS, parts, dtype=torch.float32)
-        return TracedOperands(out, empty(_ROWS, 2 * _WIDTH), operands)
     if kernel.epilogue == "residual":
         sums = empty(_ROWS, -(-2 * _WIDTH // kernel.tile_n), dtype=torch.float32)
         stream, residual = empty(_ROWS, 2 * _WIDTH), empty(_ROWS, 2 * _WIDTH)

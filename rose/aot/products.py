@@ -22,16 +22,11 @@ from typing import Literal, cast, get_args
 # unscaled-rope: the same of the product itself.
 # rms-swiglu, rms-rope: as scaled-swiglu and rope; the scale is 1 / root mean square of the row of x, computed
 #                in the kernel from the sums that residual stored.
-# ln-bias:       scale[m] * product + offset[m] * columns[n] + bias[n]: of rows whose LayerNorm was left to
-#                the product (see rose.layers.fused_encoder).
-# ln-gelu:       gelu of that.
-# ln-residual:   product + (scale[m] * residual + offset[m]) * columns[n] + bias[n], the residual being such
-#                rows; also stored: sums of that, and of its squares, over the tile's columns.
 # fp8:           scale[m] * scale[n] times the product of x and w in e4m3, stored as bf16.
 # fp8-swiglu:    swiglu of that.
 Epilogue = Literal[
     "plain", "bias", "swiglu", "scaled-swiglu", "rms-swiglu", "gelu", "residual", "rope", "unscaled-rope",
-    "rms-rope", "ln-bias", "ln-gelu", "ln-residual", "fp8", "fp8-swiglu",
+    "rms-rope", "fp8", "fp8-swiglu",
 ]  # fmt: skip
 EPILOGUES: tuple[Epilogue, ...] = get_args(Epilogue)
 
@@ -101,11 +96,11 @@ DEFAULT_PRODUCTS = tuple(
         "plain-64x64x128-cooperative-2x1",
         "plain-128x64x128-cooperative-1x2",
         "bias-128x96-cooperative-2x1-early",
+        "bias-128x128-pingpong-1x2",
         "bias-128x192-cooperative-2x1",
         "swiglu-128x192-pingpong-2x1",
         "swiglu-192x128-pingpong-1x2",
         "scaled-swiglu-128x192-pingpong-2x1",
-        "scaled-swiglu-192x128-pingpong-1x2",
         "rms-swiglu-128x96x128-cooperative-2x1-early",
         "rms-swiglu-128x192-cooperative-2x1-early",
         "residual-64x64x128-cooperative-2x1-early",

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from rose.kernels.fp8 import Fp8Rows
     from rose.kernels.gemm import Ending, WeightKey
-    from rose.kernels.row_norm import UnnormedRows
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +40,6 @@ FusedKey = tuple[Epilogue, int, int]
 _ENDINGS: Mapping[Epilogue, Ending] = {
     "plain": "sum", "residual": "sum", "rope": "sum", "unscaled-rope": "sum", "rms-rope": "sum",
     "bias": "bias", "gelu": "gelu", "swiglu": "swiglu", "scaled-swiglu": "swiglu", "rms-swiglu": "swiglu",
-    "ln-bias": "bias", "ln-gelu": "gelu", "ln-residual": "sum",
 }  # fmt: skip
 
 
@@ -66,18 +64,6 @@ class RopeColumns:
 
     weight: Tensor
     keep: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class NormColumns:
-    """What a product needs to know of each column to make up for a LayerNorm: columns, bias: f32[N].
-
-    For `norm` columns are the sums of the weight's rows; for `norm_residual` the norm's own weight. bias:
-    what the norm's own bias comes to there, and the product's.
-    """
-
-    columns: Tensor
-    bias: Tensor
 
 
 class FusedGemm:
@@ -148,35 +134,8 @@ class FusedGemm:
         self._run(x, weight, out, residual, columns, residual, partial)
         return partial
 
-    def norm(self, x: UnnormedRows, weight: Tensor, columns: NormColumns, out: Tensor) -> None:
-        """out [M, N] = LayerNorm(x) Wᵀ + b, or its GELU, whichever was compiled in.
-
-        weight: W with its columns times the norm's weight. columns: see rose.layers.fused_encoder.
-        """
-        self._run(x.values, weight, out, None, x.scale, x.offset, columns.columns, columns.bias)
-
-    def norm_residual(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        residual: UnnormedRows,
-        columns: NormColumns,
-        out: Tensor,
-        sums: Tensor,
-    ) -> Tensor:
-        """out [M, N] = x weightᵀ + LayerNorm(residual) + b, of rows that are not normed either.
-
-        out: not the residual's values. sums: flat f32, room for 2 M of `sum_parts`. Returns f32[2, M, parts]
-        in it, of the unrounded out: see rose.kernels.row_norm.
-        """
-        m, parts = len(x), self.sum_parts(len(weight))
-        partial = sums[: 2 * m * parts].view(2, m, parts)
-        operands = (residual.scale, residual.offset, columns.columns, columns.bias, *partial)
-        self._run(x, weight, out, residual.values, *operands)
-        return partial
-
     def sum_parts(self, n: int) -> int:
-        """Partial sums a row that `residual` and `norm_residual` make for a weight of n rows."""
+        """Partial sums a row that `residual` makes for a weight of n rows."""
         return -(-n // self.kernel.tile_n)
 
     def rope(

@@ -58,16 +58,6 @@ def add_rms_norm(x: Tensor, residual: Tensor, norm: RmsNorm, out: Tensor) -> Non
         out.copy_(rms_normalized(total, norm))
 
 
-def layer_norm(x: Tensor, norm: LayerNorm, out: Tensor) -> None:
-    """out [T, H] = norm of each row of x [T, H]; `out` may be `x`. All contiguous."""
-    if dispatch.uses_triton(x):
-        from rose.kernels.jit import norm as jit
-
-        jit.layer_norm(x, norm, out)
-    else:
-        out.copy_(layer_normalized(x.float(), norm))
-
-
 def add_layer_norm(x: Tensor, residual: Tensor, bias: Tensor | None, norm: LayerNorm, out: Tensor) -> None:
     """out = LayerNorm(x + bias + residual); `residual` keeps its value unless `out` is the same tensor.
 

@@ -97,15 +97,10 @@ def lookup_of(choices: Mapping[FusedKey, str | None]) -> FusedLookup:
 
 def one_sequence(m: int, attention: AttentionBackend, device: torch.device) -> DeviceBatch:
     """A batch of one sequence of m tokens."""
-    return sequences_of((m,), attention, device)
-
-
-def sequences_of(lengths: Sequence[int], attention: AttentionBackend, device: torch.device) -> DeviceBatch:
-    """A batch of sequences of so many tokens each."""
-    offsets = np.cumsum([0, *lengths], dtype=np.int32)
-    attention.plan(offsets, sum(lengths), 0)
-    ids = torch.zeros(sum(lengths), dtype=torch.int32, device=device)
-    return DeviceBatch(ids, torch.from_numpy(offsets).to(device), None, offsets, max(lengths), attention)
+    offsets = np.array([0, m], np.int32)
+    attention.plan(offsets, m, 0)
+    ids = torch.zeros(m, dtype=torch.int32, device=device)
+    return DeviceBatch(ids, torch.from_numpy(offsets).to(device), None, offsets, m, attention)
 
 
 def normal(device: torch.device, *shape: int, std: float = 1.0, mean: float = 0.0) -> Tensor:

@@ -57,7 +57,7 @@ class BiasedProjection:
     ) -> None:
         self._linear = Linear(weight, bias)
         self._ending: Literal["bias", "gelu"] = "gelu" if gelu else "bias"
-        self.bias = bias
+        self._bias = bias
         self.weight = weight if uses_table(weight) else None
         self._lookup = lookup
 
@@ -67,7 +67,7 @@ class BiasedProjection:
             fused = self._lookup(self._ending, len(x), *self.weight.shape)
             if fused is not None:
                 finish = fused.gelu if self._ending == "gelu" else fused.bias
-                finish(x, self.weight, self.bias, out)
+                finish(x, self.weight, self._bias, out)
                 return out
             plan = _plan(x, self.weight, self._ending)
             if plan is not None:
@@ -79,10 +79,10 @@ class BiasedProjection:
         self, plan: GemmPlan | SkinnyPlan, weight: Tensor, x: Tensor, out: Tensor, partials: Tensor
     ) -> None:
         if isinstance(plan, GemmPlan) and plan.fused == self._ending:
-            bias_gemm(x, weight, self.bias, plan, out)
+            bias_gemm(x, weight, self._bias, plan, out)
             return
         finish = bias_gelu if self._ending == "gelu" else add_bias
-        finish(_unfused(x, weight, plan, out, partials), self.bias, out)
+        finish(_unfused(x, weight, plan, out, partials), self._bias, out)
 
 
 class GatedProjection:

@@ -36,7 +36,7 @@ ROWS = (512, 1024, 768, 1536)
 # would start a second wave of tiles (docs/benchmarks/log.md).
 RESUME = 2048
 # The mode that a mode takes from what both have; only the rest is searched, and how kernels are launched.
-LIKE = {"heads": "plain", "factors": "sums", "whole": "plain"}
+LIKE = {"heads": "plain", "factors": "sums"}
 CASES: Mapping[str, Callable[[int, torch.device], Case]] = {"pplx-embed": DecoderCase, "bge-m3": EncoderCase}
 
 

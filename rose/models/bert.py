@@ -5,7 +5,6 @@ Source: Devlin et al., arXiv 1810.04805; tensor names as in transformers' modeli
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rose.heads.embedding import EmbeddingHead
@@ -13,13 +12,12 @@ from rose.heads.splade import SpladeHead
 from rose.heads.tokens import TokenHeads
 from rose.kernels.early import early_for, launching
 from rose.kernels.embedding import embed_bert
-from rose.kernels.fused import fused_gemm, gains_early
+from rose.kernels.fused import gains_early
 from rose.kernels.gemm import fetches_early
 from rose.layers.compile_ahead import compile_ahead, row_counts
-from rose.layers.encoder import EncoderBuffers, EncoderLayer, EncoderReader, attend, weight_keys
+from rose.layers.encoder import EncoderBuffers, EncoderLayer, EncoderReader, weight_keys
 from rose.layers.fp8_encoder import Fp8EncoderLayer, read_layer
 from rose.layers.fp8_weights import Fp8Weights
-from rose.layers.fused_encoder import FusedEncoder
 from rose.layers.length_order import run_by_length
 from rose.layers.rotary import attention_spec
 
@@ -48,14 +46,11 @@ class BertModel:
         read = EncoderReader(config, weights, dtype, device)
         self._tables = read.tables()
         self._layers: list[EncoderLayer | Fp8EncoderLayer]
-        self._fused: FusedEncoder | None = None
         self._keys: tuple[WeightKey, ...] = ()  # products in FP8 have no plans
         if isinstance(weights, Fp8Weights):
             self._layers = [read_layer(read, weights, config, index) for index in range(config.num_layers)]
         else:
-            layers = [read.layer(index) for index in range(config.num_layers)]
-            self._layers = [*layers]
-            self._fused = FusedEncoder.of(layers, max_tokens, fused_gemm)
+            self._layers = [read.layer(index) for index in range(config.num_layers)]
             self._keys = weight_keys(config)
         self._head: EmbeddingHead | SpladeHead
         if config.pooling == "splade":
@@ -85,22 +80,12 @@ class BertModel:
         if hidden is None:
             hidden = word.new_empty(batch.num_tokens, word.shape[1])
         embed_bert(batch.input_ids, batch.cu_seqlens, batch.token_type_ids, self._tables, hidden)
-        first, last = self._layers[0], self._layers[-1]
-        fused, heads = self._fused, (self.config.num_heads, self.config.head_dim)
-        if fused is not None and not fused.takes(batch.num_tokens):
-            fused = None
-        context = first.attend(hidden, batch, buffers)
-        for index, (layer, following) in enumerate(pairwise(self._layers)):
-            if fused is not None:
-                context = attend(fused.step(index, buffers), heads, batch, buffers)
-            else:
-                hidden = layer.mix(context, hidden, buffers)
-                context = following.attend(hidden, batch, buffers)
-        which = self._head.which
+        *earlier, last = self._layers
+        for layer in earlier:
+            hidden = layer.mix(layer.attend(hidden, batch, buffers), hidden, buffers)
+        context, which = last.attend(hidden, batch, buffers), self._head.which
         # More sequences than rows are padding; then there is nothing to pick.
         if which is not None and batch.num_seqs <= batch.num_tokens and not outputs.tokens:
             context, hidden = last.pick((context, hidden), batch, buffers, which)
             buffers, which = buffers.rows(batch.num_seqs), "only"
-        if fused is not None:
-            fused.finish(len(self._layers) - 1, hidden)
         self._head(last.mix(context, hidden, buffers), batch.bounds, which, outputs)

@@ -13,10 +13,9 @@ from rose.aot.folders import default_folders
 from rose.aot.library import KernelLibrary
 from rose.aot.products import DEFAULT_PRODUCTS, HEAD_DIM, HEAD_EPS, ProductKernel
 from rose.kernels.fp8 import E4M3, Fp8Rows, quantized
-from rose.kernels.fused import FusedGemm, NormColumns, load
+from rose.kernels.fused import FusedGemm, load
 from rose.kernels.norm import RmsNorm, add_rms_norm
 from rose.kernels.rope import QkRope, rope_table
-from rose.kernels.row_norm import UnnormedRows
 from rose.kernels.row_scale import row_scale
 from rose.layers.decoder import DecoderLayer
 from rose.layers.fused_decoder import FusedDecoder, LayerWeights, rope_columns, with_pairs_adjacent
@@ -85,17 +84,6 @@ def outputs_of(gemm: FusedGemm, x: Tensor, seed: int) -> list[Tensor]:
         weight, out = random(4 * HIDDEN, HIDDEN, std=0.05), poisoned(m + PADDING, 4 * HIDDEN)
         gemm.gelu(x, weight, random(4 * HIDDEN), out[:m])
         return [out]
-    if name.startswith("ln-"):
-        n = 4 * HIDDEN if name == "ln-gelu" else 3 * HIDDEN if name == "ln-bias" else HIDDEN
-        weight, out = random(n, HIDDEN, std=0.05), poisoned(m + PADDING, n)
-        columns = NormColumns(*random(2, n, dtype=torch.float32))
-        offset = torch.rand(m, device="cuda") - 0.5
-        if name != "ln-residual":
-            gemm.norm(UnnormedRows(x, scale, offset), weight, columns, out[:m])
-            return [out]
-        sums = poisoned(2 * m * gemm.sum_parts(n) + PADDING, dtype=torch.float32)
-        gemm.norm_residual(x, weight, UnnormedRows(random(m, n), scale, offset), columns, out[:m], sums)
-        return [out, sums]
     if name.endswith("rope"):
         heads, out = rope(), poisoned(m + PADDING, QKV)
         weight = with_pairs_adjacent(random(QKV, HIDDEN, std=0.05), heads)

@@ -91,7 +91,6 @@ def _add_layer_norm(
     num_tokens,
     eps,
     SPLITS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     KEEPS_SUM: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -108,8 +107,7 @@ def _add_layer_norm(
     weight = tl.load(weight_ptr + cols, mask=live, other=0.0).to(tl.float32)
     norm_bias = tl.load(norm_bias_ptr + cols, mask=live, other=0.0).to(tl.float32)
     total = load_sum(x_ptr, at, mask, tl.cast(num_tokens, tl.int64) * HIDDEN, SPLITS)
-    if HAS_RESIDUAL:
-        total += tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    total += tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
     if HAS_BIAS:
         total += tl.load(bias_ptr + cols, mask=live, other=0.0).to(tl.float32)
     if KEEPS_SUM:
@@ -149,11 +147,6 @@ def _launch_rms_norm(x: Tensor, residual: Tensor | None, norm: RmsNorm, out: Ten
     )
 
 
-def layer_norm(x: Tensor, norm: LayerNorm, out: Tensor) -> None:
-    """See rose.kernels.norm.layer_norm."""
-    _launch_layer_norm(x, None, None, norm, out, keeps_sum=False)
-
-
 def add_layer_norm(x: Tensor, residual: Tensor, bias: Tensor | None, norm: LayerNorm, out: Tensor) -> None:
     """See rose.kernels.norm.add_layer_norm."""
     _launch_layer_norm(x, residual, bias, norm, out, keeps_sum=False)
@@ -167,7 +160,7 @@ def add_pre_layer_norm(
 
 
 def _launch_layer_norm(
-    x: Tensor, residual: Tensor | None, bias: Tensor | None, norm: LayerNorm, out: Tensor, keeps_sum: bool
+    x: Tensor, residual: Tensor, bias: Tensor | None, norm: LayerNorm, out: Tensor, keeps_sum: bool
 ) -> None:
     num_tokens, hidden = out.shape
     block, rows = block_of(hidden), rows_a_program(num_tokens)
@@ -175,7 +168,7 @@ def _launch_layer_norm(
         _add_layer_norm,
         (ceil_div(num_tokens, rows),),
         x,
-        x if residual is None else residual,
+        residual,
         norm.bias if bias is None else bias,
         norm.weight,
         norm.bias,
@@ -183,7 +176,6 @@ def _launch_layer_norm(
         num_tokens,
         norm.eps,
         SPLITS=splits_of(x),
-        HAS_RESIDUAL=residual is not None,
         HAS_BIAS=bias is not None,
         KEEPS_SUM=keeps_sum,
         HIDDEN=hidden,

@@ -82,33 +82,6 @@ def _residual(kernel, product, out, residual, columns, stream, sums):
     sums.copy_(parts)
 
 
-def _normed(product, scale, offset, columns, bias):
-    assert {one.dtype for one in (scale, offset, columns, bias)} == {torch.float32}
-    assert scale.shape == offset.shape == (len(product),)
-    assert columns.shape == bias.shape == (product.shape[1],)
-    return product * scale[:, None] + offset[:, None] * columns + bias
-
-
-def _ln_bias(kernel, product, out, residual, *operands):
-    assert residual is None
-    out.copy_(_normed(product, *operands))
-
-
-def _ln_gelu(kernel, product, out, residual, *operands):
-    assert residual is None
-    out.copy_(torch.nn.functional.gelu(_normed(product, *operands)))
-
-
-def _ln_residual(kernel, product, out, residual, scale, offset, columns, bias, sums, squares):
-    assert residual.data_ptr() != out.data_ptr()
-    total = product + (residual.float() * scale[:, None] + offset[:, None]) * columns + bias
-    out.copy_(total)
-    parts = total.split(kernel.tile_n, dim=1)
-    for found, terms in ((sums, parts), (squares, [part.square() for part in parts])):
-        assert found.shape == (len(total), len(parts)) and found.dtype is torch.float32
-        found.copy_(torch.stack([part.sum(1) for part in terms], dim=1))
-
-
 def _rope(kernel, product, out, residual, angles, width, weight, keep, scale):
     _unscaled_rope(kernel, product * scale[:, None], out, residual, angles, width, weight, keep)
 
@@ -136,9 +109,6 @@ EPILOGUES = {
     "unscaled-rope": _unscaled_rope,
     "rms-swiglu": _scaled_swiglu,
     "rms-rope": _rope,
-    "ln-bias": _ln_bias,
-    "ln-gelu": _ln_gelu,
-    "ln-residual": _ln_residual,
     "fp8": _fp8,
     "fp8-swiglu": _fp8_swiglu,
 }

@@ -180,22 +180,6 @@ def test_without_a_number_of_rows_to_go_on_at_new_lines_hold_for_all_more() -> N
     ]  # fmt: skip
 
 
-def test_whole_layers_keep_the_bases_products_for_the_last_one() -> None:
-    with torch.inference_mode():
-        case = encoder_case.EncoderCase(TOKENS, torch.device("cpu"))
-    gelu = "gemm-gelu-64x64-cooperative-1x1"
-    case.base = {**case.base, "widen": gelu}
-    way = {"mode": "whole", **{place: names[0] for place, names in case.modes["whole"].items()}}
-    lines = layer_table.lines_of(case, way, 4096, (1.0, 2.0))
-    found = {(one["epilogue"], one["n"], one["k"]): one["kernel"] for one in lines}
-    assert found == {
-        ("bias", 384, 128): None, ("plain", 128, 128): None, ("gelu", 256, 128): gelu,
-        ("plain", 128, 256): None, ("ln-bias", 384, 128): way["qkv"],
-        ("ln-residual", 128, 128): way["output"], ("ln-gelu", 256, 128): way["widen"],
-        ("ln-residual", 128, 256): way["down"],
-    }  # fmt: skip
-
-
 def test_products_with_clusters_of_more_rows_are_left_out() -> None:
     names = [None, "fa4", "gemm-plain-64x64-cooperative-1x1", "gemm-plain-64x64-cooperative-2x1"]
     assert tune_layers.fitting(names, 64) == names[:3]
