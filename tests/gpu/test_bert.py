@@ -82,7 +82,8 @@ def test_padding_changes_no_bit(loaded: Loaded) -> None:
 def test_early_launches_change_no_bit(
     loaded: Loaded, padded_to: int, early: Early, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sequences = loaded.sequences([padded_to - 10, 3])
+    longest = min(padded_to - 10, loaded.config.max_model_len)  # beyond it there are no positions to read
+    sequences = loaded.sequences([*[longest] * ((padded_to - 10) // longest), 3])
     monkeypatch.setattr(bert, "early_for", lambda *batch: Early.NO)
     expected = loaded.run(sequences, padded_to).vectors
     monkeypatch.setattr(bert, "early_for", lambda *batch: early)
