@@ -3,7 +3,8 @@
     python docs/benchmarks/replicas.py gpu --devices cuda:0,cuda:1 --json FILE
 
 serves the model on the first device, then on all of them, loads both with 100 x 512 tokens from 4 client
-processes and then from 8, and prints the ratios. 150 s at most.
+processes and then from 8, and prints the ratio of the throughputs, and what one sequence of 128 tokens takes
+either way. 150 s at most.
 
     python docs/benchmarks/replicas.py loop
 
@@ -71,17 +72,21 @@ def gpu(args: argparse.Namespace) -> dict[str, Any]:
     devices = args.devices.split(",")
     shape = (args.batch, args.length, args.in_flight)
     runs: dict[str, list[dict[str, Any]]] = {}
+    latency: dict[str, float] = {}
     ends_s = time.monotonic() + args.max_s
     for name, device in (("one", devices[0]), ("all", args.devices)):
         runs[name] = []
         with Server(*model, "--device", device) as server:
             print(f"{device}: ready after {time.perf_counter() - server.started_s:.1f} s", flush=True)
             for processes in (4, 8):
-                if time.monotonic() + 2 * args.seconds + 5 > ends_s:
+                if time.monotonic() + 2 * args.seconds + 15 > ends_s:
                     print(f"left out for want of time: {device}, {processes} client processes")
                     continue
                 runs[name].append(load(server, shape, processes, args.seconds))
                 print(f"{device}: {runs[name][-1]}", flush=True)
+            alone = load(server, (1, 128, 1), 1, 3.0)
+            print(f"{device}, one sequence at a time: {alone}", flush=True)
+            latency[name] = alone["p50_ms"]
             if name == "all":
                 info = json.loads(urllib.request.urlopen(f"http://{server.host}:{server.port}/info").read())
                 print(f"replicas: {info['replicas']}")
@@ -91,7 +96,7 @@ def gpu(args: argparse.Namespace) -> dict[str, Any]:
     }
     ratio = best["all"] / best["one"] if best["one"] else 0.0
     print(f"{len(devices)} devices: {ratio:.3f} times the throughput of one ({best})")
-    return {"devices": devices, "runs": runs, "ratio": round(ratio, 3)}
+    return {"devices": devices, "runs": runs, "ratio": round(ratio, 3), "p50_ms_1x128": latency}
 
 
 def loop(args: argparse.Namespace) -> dict[str, Any]:
