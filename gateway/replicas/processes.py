@@ -101,14 +101,12 @@ class ChildProcess:
 
     async def _once(self) -> int:
         """One life; its exit status."""
-        # A session of its own: Ctrl-C at a terminal is for us, and we end it when its work is done.
         process = self._process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env=dict(self._env),
-            start_new_session=True,
             limit=_MAX_LINE_BYTES,
         )
         if process.stdout is not None:
