@@ -60,6 +60,7 @@ class Balancer:
         self._rng = rng or random.Random()
         self._queue = ChunkQueue()
         self._jobs: dict[Job, list[Chunk]] = {}
+        self._running_chunks = self._running_seqs = 0
         self._metrics = SchedulerMetrics()
         self._pause_timer: asyncio.TimerHandle | None = None
         self._draining = False
@@ -84,9 +85,7 @@ class Balancer:
         """The counters, with gauges as of now; a batch is a chunk at a replica."""
         metrics = self._metrics
         metrics.waiting_seqs, metrics.waiting_tokens = self._queue.num_seqs, self._queue.num_tokens
-        running = [chunk for chunks in self._jobs.values() for chunk in chunks if chunk.task is not None]
-        metrics.running_batches = len(running)
-        metrics.running_seqs = sum(chunk.num_seqs for chunk in running)
+        metrics.running_batches, metrics.running_seqs = self._running_chunks, self._running_seqs
         metrics.token_budget = MOST_TOKENS
         metrics.tokens_per_s = self.tokens_per_s
         return metrics
@@ -247,6 +246,8 @@ class Balancer:
         if job.launched_s is None:
             job.launched_s, job.batch_seqs = now_s, chunk.num_seqs
         self._metrics.count_launch(chunk.num_tokens, chunk.num_seqs)
+        self._running_chunks += 1
+        self._running_seqs += chunk.num_seqs
         chunk.replica, chunk.taken_back = replica, ""
         left_s = None if job.deadline_s == inf else job.deadline_s - now_s
         chunk.task = asyncio.get_running_loop().create_task(self._send(replica, chunk, left_s))
@@ -255,6 +256,8 @@ class Balancer:
     def _ended(self, chunk: Chunk, replica: Replica, sent_s: float, task: asyncio.Task[BatchResult]) -> None:
         """What became of a chunk. A callback, since a task may be cancelled before it begins."""
         chunk.task = None
+        self._running_chunks -= 1
+        self._running_seqs -= chunk.num_seqs
         if task.cancelled():
             if chunk.taken_back:
                 self._failed(chunk, replica, Lost(chunk.taken_back))
