@@ -25,6 +25,7 @@ _MAX_LINE_BYTES = 1 << 20
 # Statuses of a server that could not start: a fault that a second start would meet again.
 _CANNOT_START = (1, 2)
 _READY = "ready after "
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _OURS = ("BOUQUET_API_KEY", "BOUQUET_REPLICA_API_KEY")
 
 
@@ -140,10 +141,25 @@ def child_processes(
     if not devices:
         return []
     folder = Path(tempfile.mkdtemp(prefix="bouquet-"))
-    env = {name: value for name, value in environ.items() if name not in _OURS} | {
-        "OTEL_SDK_DISABLED": "true"
-    }
-    return [
-        ChildProcess(f"{device} #{index}", [*command, "--device", device], folder / f"{index}.sock", env)
-        for index, device in enumerate(devices)
-    ]
+    env = {name: value for name, value in environ.items() if name not in _OURS}
+    env["OTEL_SDK_DISABLED"] = "true"
+    children = []
+    for index, device in enumerate(devices):
+        seen, visible = _alone(device, env.get(_VISIBLE))
+        flags = [*command, "--device", seen]
+        children.append(ChildProcess(f"{device} #{index}", flags, folder / f"{index}.sock", env | visible))
+    return children
+
+
+def _alone(device: str, visible: str | None) -> tuple[str, dict[str, str]]:
+    """What a process calls `device` that can see no other GPU, and the variable that sees to it.
+
+    So nothing that it does can make a context on another's. visible: which GPUs we can see; None: all.
+    """
+    kind, _, index = device.partition(":")
+    if kind != "cuda" or not index.isdecimal():
+        return device, {}
+    if visible is None:
+        return "cuda:0", {_VISIBLE: index}
+    listed = [name for name in visible.split(",") if name]
+    return "cuda:0", {_VISIBLE: listed[int(index)] if int(index) < len(listed) else "-1"}

@@ -11,6 +11,7 @@ import pytest
 import server
 from gateway.replicas.endpoints import Endpoint, read_file, read_url
 from gateway.replicas.pace import ChunkTimes
+from gateway.replicas.processes import child_processes
 from gateway.replicas.replica import (
     FIRST_WINDOW_TOKENS,
     LEAST_WINDOW_TOKENS,
@@ -245,6 +246,27 @@ def test_the_key_is_read_from_the_environment_and_not_shown(monkeypatch: pytest.
     assert "hidden-key" not in repr(options)
 
 
+@pytest.mark.parametrize(
+    ("device", "visible", "seen", "variable"),
+    [
+        ("cuda:1", None, "cuda:0", "1"),
+        ("cuda:1", "5,GPU-7", "cuda:0", "GPU-7"),
+        ("cuda:2", "5,7", "cuda:0", "-1"),
+        ("cuda:0", "", "cuda:0", "-1"),
+        ("cpu", None, "cpu", None),
+        ("auto", None, "auto", None),
+    ],
+)
+async def test_an_engine_s_process_sees_its_own_gpu(
+    device: str, visible: str | None, seen: str, variable: str | None
+) -> None:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    (child,) = child_processes(["python"], [device], environ)
+    assert child._command[:3] == ["python", "--device", seen]
+    assert child._env.get("CUDA_VISIBLE_DEVICES") == variable
+    await child.stop(1.0)
+
+
 async def test_an_engine_s_process_gets_what_concerns_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     line = (
         "--model m --port 1 --api-key k --device cuda:0,cuda:1 --max-batch-tokens 9 --replica http://a:1"
@@ -254,13 +276,15 @@ async def test_an_engine_s_process_gets_what_concerns_engines(monkeypatch: pytes
     monkeypatch.setattr(sys, "argv", ["server.py", *flags])
     monkeypatch.setattr(sys, "orig_argv", ["python", "-X", "dev", "server.py", *flags])
     monkeypatch.setenv("BOUQUET_API_KEY", "secret")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     children = server.engine_processes(server.parse_options(flags), ("cuda:0", "cuda:1"))
     assert [child.endpoint.name for child in children] == ["cuda:0 #0", "cuda:1 #1"]
-    for child, device in zip(children, ("cuda:0", "cuda:1"), strict=True):
+    for child, gpu in zip(children, ("0", "1"), strict=True):
         assert child._command[:4] == [sys.executable, "-X", "dev", "server.py"]
         assert "BOUQUET_API_KEY" not in child._env
         own = server.parse_options(child._command[4:])
-        assert (own.model, own.engine.device, own.engine.seed) == ("m", device, 3)
+        assert (own.model, own.engine.device, own.engine.seed) == ("m", "cuda:0", 3)
+        assert child._env["CUDA_VISIBLE_DEVICES"] == gpu  # so that it sees no other
         assert (own.engine.max_batch_tokens, own.scheduler.step_timeout_s) == (9, 8)
         assert own.listen.uds == child.endpoint.uds
         assert (own.replicas, own.gateway.cors_origins, own.log_level) == (None, (), "error")
