@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import enum
 import time
+from collections import deque
 from collections.abc import Callable
 from math import inf
 
-from gateway.replicas.pace import MEMORY, ChunkTimes
+from gateway.replicas.pace import ChunkTimes, median
 
 # After so many failures in a row a replica gets no more chunks until a probe has found it well.
 MAX_FAILURES = 3
@@ -15,13 +16,13 @@ MAX_FAILURES = 3
 # more than MOST. What is more waits in the gateway, where it can still go to whoever is free first.
 WINDOW_S, LEAST_WINDOW_TOKENS, FIRST_WINDOW_TOKENS, MOST_WINDOW_TOKENS = 0.25, 512, 8192, 65_536
 MAX_CHUNKS = 256
-# A chunk counts as no slower than so many times what was expected: one hiccup makes no slow replica.
-_MOST_TIMES, _HICCUP_S = 4.0, 0.02
+# Chunks by which a replica's pace is known, and what is left of each after the next where sums are kept.
+_PACED_CHUNKS, _MEMORY = 9, 0.9
 # Added to all times that are compared: how long the fastest chunks take is chance.
 _NOISE_S = 0.002
 _HALF_LIFE_S = 10.0
 # One that takes less than so many times as long as another is as fast.
-SAME_PACE = 2.0
+SAME_PACE = 2.5
 
 
 class State(enum.Enum):
@@ -65,7 +66,8 @@ class Replica:
         self._on_change = on_change
         self._failures_in_a_row = 0
         self._paused_until_s = 0.0
-        self._seconds = self._expected_s = self._busy_s = self._paced_tokens = 0.0
+        self._busy_s = self._paced_tokens = 0.0
+        self._times_usual: deque[float] = deque(maxlen=_PACED_CHUNKS)
         self._given = 0.0
         self._last_sent_s = self.last_done_s = -inf
 
@@ -89,7 +91,7 @@ class Replica:
     @property
     def slowness(self) -> float:
         """How many times as long as usual its chunks take; 1 if that is unknown."""
-        return self._seconds / self._expected_s if self._expected_s else 1.0
+        return median(self._times_usual) if self._times_usual else 1.0
 
     def given(self, now_s: float) -> float:
         """Tokens that it was given lately, older ones counting less: among equals who has less is next."""
@@ -155,7 +157,8 @@ class Replica:
         """No more chunks until a probe has found it well."""
         if self.in_service:
             self.ejections += 1
-            self._seconds = self._expected_s = self._busy_s = self._paced_tokens = 0.0
+            self._busy_s = self._paced_tokens = 0.0
+            self._times_usual.clear()
             self._become(State.EJECTED, reason)
         elif self.state is not State.LEAVING:
             self.reason = reason
@@ -180,15 +183,10 @@ class Replica:
         self.outstanding_tokens -= num_tokens
 
     def _learn(self, num_tokens: int, seconds: float) -> None:
-        expected_s = self._times.expected(num_tokens) or seconds
-        if self._expected_s:
-            own_s = expected_s * self._seconds / self._expected_s
-            seconds = min(seconds, max(_HICCUP_S, _MOST_TIMES * own_s))
-        self._times.observe(num_tokens, seconds)
-        self._seconds = MEMORY * self._seconds + seconds + _NOISE_S
-        self._expected_s = MEMORY * self._expected_s + expected_s + _NOISE_S
-        self._busy_s = MEMORY * self._busy_s + seconds
-        self._paced_tokens = MEMORY * self._paced_tokens + num_tokens
+        usual_s = self._times.observe(num_tokens, seconds)
+        self._times_usual.append((seconds + _NOISE_S) / (usual_s + _NOISE_S))
+        self._busy_s = _MEMORY * self._busy_s + seconds
+        self._paced_tokens = _MEMORY * self._paced_tokens + num_tokens
 
     def __repr__(self) -> str:
         return (
