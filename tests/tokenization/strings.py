@@ -60,13 +60,14 @@ def every_block() -> Iterator[str]:
 
 
 def strange(count: int, seed: int, vocabulary: list[str]) -> Iterator[str]:
-    """`count` strings of what is hard, any code points, and the tokenizer's own words."""
+    """`count` strings of what is hard, code points of any 60 blocks, and the tokenizer's own words."""
     draw = random.Random(seed)
+    blocks = draw.sample(range(0x31, 0x1100), 60)
     for number in range(count):
         if number % 500 == 0:
             yield draw.choice(_HARD) * draw.choice((50, 97, 300, 5000))
             continue
-        yield "".join(_part(draw, vocabulary) for _ in range(draw.choice((1, 2, 3, 5, 8, 13, 30))))
+        yield "".join(_part(draw, vocabulary, blocks) for _ in range(draw.choice((1, 2, 3, 5, 8, 13, 30))))
 
 
 def run_together(count: int, seed: int, vocabulary: list[str]) -> Iterator[str]:
@@ -78,14 +79,23 @@ def run_together(count: int, seed: int, vocabulary: list[str]) -> Iterator[str]:
         yield "".join(words).replace(" ", "")
 
 
-def _part(draw: random.Random, vocabulary: list[str]) -> str:
+def of_few_letters(vocabulary: list[str], length: int) -> Iterator[str]:
+    """Words of so many characters in which a token may begin anywhere."""
+    draw = random.Random(length)
+    for letters in ("ab", "abcdefghijklmnopqrstuvwxyz", "-", "=-", ".,;:-=+*/", "人生而自由的是不了世界"):
+        yield "".join(draw.choices(letters, k=length))
+    words = [word for word in vocabulary if word.isalpha() and word.isascii()] or ["a"]
+    yield "".join(draw.choices(words, k=length))[:length]
+
+
+def _part(draw: random.Random, vocabulary: list[str], blocks: list[int]) -> str:
     kind = draw.random()
     if kind < 0.45:
         return draw.choice(_HARD)
     if kind < 0.6:
-        return _any_point(draw, 0x3100)
+        return _any_point(draw, draw.randrange(0x31))
     if kind < 0.67:
-        return _any_point(draw, 0x110000)
+        return _any_point(draw, draw.choice(blocks))
     if kind < 0.68:
         return draw.choice(_SPECIAL)
     if kind < 0.70:
@@ -93,8 +103,8 @@ def _part(draw: random.Random, vocabulary: list[str]) -> str:
     return draw.choice(vocabulary)
 
 
-def _any_point(draw: random.Random, below: int) -> str:
-    point = draw.randrange(below)
+def _any_point(draw: random.Random, block: int) -> str:
+    point = 256 * block + draw.randrange(256)
     return chr(point) if not 0xD800 <= point < 0xE000 else " "
 
 

@@ -9,14 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tokenization.exact import assert_same, vocabulary
-from tests.tokenization.files import FORMS, REAL_FORMS, SHARED, SMALL_FORMS, both
-from tests.tokenization.strings import corpora, every_block, run_together, strange
+from tests.tokenization.files import FORMS, ONE_EACH, REAL_FORMS, SHARED, SMALL_FORMS, both
+from tests.tokenization.strings import corpora, every_block, of_few_letters, run_together, strange
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_strange_strings(form: str) -> None:
+    """5000 of each algorithm, over the files that have it."""
     ours, library = both(form)
-    assert_same(ours, library, strange(5000 // len(FORMS), 1, vocabulary(library)))
+    share = 5000 // list(FORMS.values()).count(FORMS[form]) + 1
+    assert_same(ours, library, strange(share, list(FORMS).index(form), vocabulary(library)))
 
 
 @pytest.mark.long
@@ -30,10 +32,10 @@ def test_many_strange_strings(form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_unicode_blocks(form: str) -> None:
-    """Those up to U+33FF whole, of the rest a sample."""
+    """Those up to U+33FF whole, of the rest a sample; of files beside one that has this a sample of all."""
     ours, library = both(form)
-    blocks = list(every_block())
-    assert_same(ours, library, blocks[: 3 * 0x34] + blocks[3 * 0x34 :: 61])
+    blocks, step = list(every_block()), 1 if form in ONE_EACH or form in REAL_FORMS else 4
+    assert_same(ours, library, blocks[: 3 * 0x34 : step] + blocks[3 * 0x34 :: 61 * step])
 
 
 @pytest.mark.long
@@ -77,6 +79,10 @@ def test_ends_are_those_of_the_whole(form: str, max_tokens: int) -> None:
         [*words, "the", "I'll", "a\nb", "<s>", "'s", "e\u0301", "字"], k=12_000
     )
     texts = [" ".join(letters[at : at + 100]) for at in range(0, len(letters), 100)] + ["", "x", "y" * 999]
+    texts += [
+        between.join(["人人生而自由", "すべての人間", "모든 사람은"] * 40)
+        for between in ("。", "、", " ", "\n")
+    ]
     for own, other in zip(ours.encode_ends(texts, max_tokens), library.encode(texts), strict=True):
         cut = [ours.special_tokens.truncate(row, max_tokens, keep_end=True).tolist() for row in (own, other)]
         assert cut[0] == cut[1]
@@ -88,7 +94,9 @@ def test_ends_are_those_of_the_whole(form: str, max_tokens: int) -> None:
 def test_words_longer_than_any_buffer(form: str, max_tokens: int | None) -> None:
     """What is sure of such a word is written before its end is read."""
     ours, library = both(form)
-    assert_same(ours, library, run_together(6, 3, vocabulary(library)), max_tokens)
+    words = vocabulary(library)
+    texts = [*run_together(3, 3, words), *of_few_letters(words, 12_000)]
+    assert_same(ours, library, texts, max_tokens)
 
 
 @settings(max_examples=150, deadline=None)

@@ -10,6 +10,7 @@ Source: the `spm_precompiled` crate; Unicode Standard Annex 29.
 from __future__ import annotations
 
 import base64
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -154,19 +155,35 @@ def _own_classes(units: UInt32, text: Bytes, bounds: Int64, classes: UInt8) -> N
                 classes[index] |= OPENS
 
 
+def _characters(block: int) -> list[str]:
+    """The 256 characters from 256 * block on; "" for halves of surrogate pairs."""
+    points = range(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE)
+    return ["" if 0xD800 <= point < 0xE000 else chr(point) for point in points]
+
+
+@cache
+def _boundaries(block: int) -> UInt8:
+    """JOINS and PREPENDS of a block's characters, u8[256]: the library swallows them beside an "x"."""
+    probe, classes = Precompiled(_probe_map()), np.zeros(BLOCK_SIZE, np.uint8)
+    for index, text in enumerate(_characters(block)):
+        if text and probe.normalize_str("x" + text) == "y":
+            classes[index] |= JOINS
+        if text and probe.normalize_str(f"{text}x{_ACUTE}") == f"{text}y{_ACUTE}":
+            classes[index] |= PREPENDS
+    return classes
+
+
 class Classifier:
     """Fills in the classes of a charsmap's code points. normalizer: the library's, with the same map."""
 
     def __init__(self, charsmap: Charsmap, normalizer: Normalizer | None) -> None:
         self._charsmap = charsmap
         self._normalizer = normalizer
-        self._boundaries = Precompiled(_probe_map())
         self.classify(0)
 
     def classify(self, block: int) -> None:
         """Fill in the 256 code points from 256 * block on. Safe to run twice."""
-        points = range(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE)
-        texts = ["" if 0xD800 <= point < 0xE000 else chr(point) for point in points]
+        points, texts = range(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE), _characters(block)
         encoded = [text.encode() for text in texts]
         bounds = np.zeros(len(encoded) + 1, np.int64)
         np.cumsum([len(text) for text in encoded], out=bounds[1:])
@@ -174,8 +191,7 @@ class Classifier:
         _own_classes(
             self._charsmap.units, np.frombuffer(b"".join(encoded) + b"\0", np.uint8), bounds, classes
         )
-        classes[self._which(texts, "x{}", "y")] |= JOINS
-        classes[self._which(texts, "{}x" + _ACUTE, "{}y" + _ACUTE)] |= PREPENDS
+        classes |= _boundaries(block)
         for index in np.flatnonzero(classes & (MAPPED | OPENS)):
             classes[index] |= np.uint8(self._control(texts[index], int(classes[index])))
         for place, text in enumerate(texts):
@@ -186,14 +202,6 @@ class Classifier:
         classes[[point == MARK_POINT for point in points]] |= IS_MARK
         known = self._charsmap.characters[points[0] : points[0] + BLOCK_SIZE]
         known[:] = known & ~np.uint32(KIND) | classes
-
-    def _which(self, texts: list[str], probe: str, answer: str) -> list[int]:
-        """Of which characters the probe's normal form is the answer."""
-        return [
-            index
-            for index, text in enumerate(texts)
-            if text and self._boundaries.normalize_str(probe.format(text)) == answer.format(text)
-        ]
 
     def _control(self, text: str, own: int) -> int:
         """CONTROL if a mark does not join `text`, RISKY if that cannot be seen."""

@@ -7,6 +7,7 @@ text first has one; and so is whether it and this Python agree on a code point's
 from __future__ import annotations
 
 import unicodedata
+from functools import cache
 
 import numpy as np
 from tokenizers import Regex
@@ -34,6 +35,10 @@ PATTERNS = {
 }
 
 _NFC = NFC()
+_SPLITS = [
+    (kind, Split(Regex(pattern), "removed"))
+    for kind, pattern in ((LETTER, r"\p{L}"), (NUMBER, r"\p{N}"), (BLANK, r"\s"))
+]
 _FIRST_MARK, _LAST_MARK = "\u0334", "\u0345"
 
 _LINE_FEED, _RETURN, _SPACE, _APOSTROPHE, _LONG_S = 10, 13, 32, 39, 0x17F
@@ -44,28 +49,31 @@ class Classifier:
 
     def __init__(self) -> None:
         self.classes: UInt8 = np.full(NUM_BLOCKS * BLOCK_SIZE, UNKNOWN, np.uint8)
-        self._splits = [
-            (kind, Split(Regex(pattern), "removed"))
-            for kind, pattern in ((LETTER, r"\p{L}"), (NUMBER, r"\p{N}"), (BLANK, r"\s"))
-        ]
         self.classify(0)
 
     def classify(self, block: int) -> None:
         """Fill in the 256 code points from 256 * block on. Safe to run twice."""
         start = block * BLOCK_SIZE
-        points = [point for point in range(start, start + BLOCK_SIZE) if not 0xD800 <= point < 0xE000]
-        classes = np.zeros(BLOCK_SIZE, np.uint8)
-        if points:
-            text = "".join(map(chr, points))
-            for kind, split in self._splits:
-                classes[_removed(split, text)] |= kind
-            classes[[_disputed(char) for char in text] + [False] * (BLOCK_SIZE - len(text))] |= DISPUTED
-            for char in text:
-                whole = unicodedata.normalize("NFD", char)
-                if _differs(whole):
-                    parts = [ord(part) - start for part in whole]
-                    classes[[part for part in parts if 0 <= part < BLOCK_SIZE]] |= DISPUTED
-        self.classes[start : start + BLOCK_SIZE] = classes
+        self.classes[start : start + BLOCK_SIZE] = _classes(block)
+
+
+@cache
+def _classes(block: int) -> UInt8:
+    """The classes of 256 code points, u8[256]; no file has a say in them."""
+    start = block * BLOCK_SIZE
+    points = [point for point in range(start, start + BLOCK_SIZE) if not 0xD800 <= point < 0xE000]
+    classes = np.zeros(BLOCK_SIZE, np.uint8)
+    text = "".join(map(chr, points))
+    if text:
+        for kind, split in _SPLITS:
+            classes[_removed(split, text)] |= kind
+        classes[[_disputed(char) for char in text] + [False] * (BLOCK_SIZE - len(text))] |= DISPUTED
+    for char in text:
+        whole = unicodedata.normalize("NFD", char)
+        if _differs(whole):
+            parts = [ord(part) - start for part in whole]
+            classes[[part for part in parts if 0 <= part < BLOCK_SIZE]] |= DISPUTED
+    return classes
 
 
 def _removed(split: PreTokenizer, text: str) -> list[int]:
