@@ -13,7 +13,17 @@ from gateway.cors import allow_origins
 from gateway.cross_encoder import CrossEncoder
 from gateway.drain import DRAIN, Drain
 from gateway.errors import ApiError, ErrorKind, ErrorShape
-from gateway.exchange import PLAIN_ROUTES, Answer, Call, Door, Handler, PlainRoutes, Work
+from gateway.exchange import (
+    PLAIN_ROUTES,
+    Answer,
+    Call,
+    Door,
+    Handler,
+    Page,
+    PlainRoutes,
+    Stream,
+    Work,
+)
 from gateway.metrics import GatewayMetrics
 from gateway.names import ServedNames
 from gateway.options import GatewayOptions
@@ -21,6 +31,7 @@ from gateway.pipeline import Pipeline, Scheduler
 from gateway.replicas.fleet import Fleet
 from gateway.routes import (
     cohere,
+    dashboard,
     docs,
     health,
     metrics,
@@ -40,6 +51,8 @@ from gateway.strays import STRAYS, Strays, allowed
 from gateway.templates import pair_template, text_tokenizer
 from gateway.tokenization.base import Tokenizer
 from gateway.tokenization.pool import TokenizerPool
+from gateway.web.feed import Feed
+from gateway.web.snapshot import Snapshot
 from rose.batch import EngineInfo
 from scheduler.admission import drain_s
 
@@ -94,6 +107,21 @@ def create_app(
     page = metrics.Metrics(counted, lambda: scheduler.metrics, engine_stats, info, fleet)
     routes.get(metrics.PATH, page, keyed=False)
     _documents(routes)
+    if options.dashboard:
+        snapshot = Snapshot(
+            counted,
+            lambda: scheduler.metrics,
+            engine_stats,
+            info,
+            work=routes.counted,
+            names=names.names,
+            text=tokenizer is not None,
+            fleet=fleet,
+        )
+        feed = Feed(snapshot)
+        drain.when_begun(feed.close)
+        dashboard.add(routes, feed)
+    routes.register()
     elsewhere = door.refusing(_not_found)
     app.router.add_route(hdrs.METH_ANY, "/{path:.*}", elsewhere, expect_handler=app[STRAYS].expectation)
     if options.cors_origins:
@@ -182,7 +210,7 @@ def _pool(
 class _Routes:
     """Puts routes into an application. Other methods get 405, OPTIONS what is allowed.
 
-    wrapping: what is put around the work of each route.
+    wrapping: what is put around the work of each route. counted: what those are counted as.
     """
 
     def __init__(self, app: web.Application, door: Door) -> None:
@@ -190,6 +218,8 @@ class _Routes:
         self._door = door
         self.wrapping: Callable[[str, Work], Work] = lambda _, work: work
         self.plain: dict[bytes, Work] = {}
+        self.counted: set[str] = set()
+        self._handlers: dict[str, dict[str, Handler]] = {}
 
     def post(
         self,
@@ -201,6 +231,7 @@ class _Routes:
         paths = tuple(paths)
         work = self.wrapping(paths[0], self._door.work(paths[0], route, shape))
         handler = self._door.handler(work)
+        self.counted.add(paths[0])
         for path in paths:
             self._add(path, (hdrs.METH_POST,), handler, shape)
             self.plain[path.encode()] = work
@@ -210,18 +241,32 @@ class _Routes:
         handler = self._door.keyed(path, page) if keyed else self._door.open(path, page)
         self._add(path, (hdrs.METH_GET, hdrs.METH_HEAD), handler)
 
+    def file(self, path: str, counted: str, page: Page) -> None:
+        """A page for everyone that depends on a request's headers, and HEAD; counted as `counted`."""
+        self._add(path, (hdrs.METH_GET, hdrs.METH_HEAD), self._door.file(counted, page))
+
+    def stream(self, path: str, begin: Stream) -> None:
+        """A page that never ends, with a key."""
+        self._add(path, (hdrs.METH_GET,), self._door.stream(path, begin))
+
+    def register(self) -> None:
+        """Put all of it into the application; once, at the end."""
+        strays = self._app[STRAYS]
+        for path, handlers in self._handlers.items():
+            allow = ", ".join((*handlers, hdrs.METH_OPTIONS))
+            others = {
+                hdrs.METH_OPTIONS: _options(allow),
+                hdrs.METH_ANY: self._door.refusing(_wrong_method(allow, strays.shapes[path])),
+            }
+            for method, answer in (handlers | others).items():
+                self._app.router.add_route(method, path, answer, expect_handler=strays.expectation)
+
     def _add(
         self, path: str, methods: tuple[str, ...], handler: Handler, shape: ErrorShape = ErrorShape.OPENAI
     ) -> None:
-        strays = self._app[STRAYS]
-        strays.shapes[path] = shape
-        allow = ", ".join((*methods, hdrs.METH_OPTIONS))
-        handlers = dict.fromkeys(methods, handler) | {
-            hdrs.METH_OPTIONS: _options(allow),
-            hdrs.METH_ANY: self._door.refusing(_wrong_method(allow, shape)),
-        }
-        for method, answer in handlers.items():
-            self._app.router.add_route(method, path, answer, expect_handler=strays.expectation)
+        """The first to name a path decides how its errors are told."""
+        self._app[STRAYS].shapes.setdefault(path, shape)
+        self._handlers.setdefault(path, {}).update(dict.fromkeys(methods, handler))
 
 
 def _options(allow: str) -> Handler:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from aiohttp import web
 
@@ -18,7 +19,12 @@ class Drain:
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._metrics = metrics
+        self._ending: list[Callable[[], None]] = []
         self.begun = False
+
+    def when_begun(self, end: Callable[[], None]) -> None:
+        """Call `end` when a shutdown begins: for what is open and no work."""
+        self._ending.append(end)
 
     def check(self) -> None:
         """Let new work pass.
@@ -35,6 +41,8 @@ class Drain:
         A request counts from its head on: it may still be tokenised, or send its body.
         """
         self.begun = True
+        for end in self._ending:
+            end()
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + limit_s
         # An event would have to be kept by every request, for the one moment at which somebody waits.

@@ -7,8 +7,8 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Protocol, TypeAlias
 
 import msgspec
 from aiohttp import hdrs, web
@@ -47,11 +47,12 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a route gives back when all went well."""
+    """What a route gives back when all went well. status: 304 where the client has the body already."""
 
     body: bytes
     content_type: str
     headers: tuple[tuple[str, str], ...] = ()
+    status: int = 200
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -65,6 +66,32 @@ class Reply(msgspec.Struct, frozen=True):
 
 # A work route behind its door: of a request's headers and a way to get its body it makes the answer.
 Work: TypeAlias = Callable[[Headers, Callable[[], Awaitable[bytes]]], Awaitable[Reply]]
+
+
+# What a page is made of where it depends on the request's headers.
+Page: TypeAlias = Callable[[Headers], Answer]
+
+
+class Events(Protocol):
+    """A stream of server-sent events: bytes as they are to be sent, until it ends.
+
+    on_drop: set by whoever sends them; called to end the connection of a client that takes too few.
+    """
+
+    on_drop: Callable[[], None]
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """The bytes."""
+        ...
+
+    def leave(self) -> None:
+        """The client is gone, or has all."""
+        ...
+
+
+Stream: TypeAlias = Callable[[], Events]
+# Proxies shall neither keep nor gather events.
+_EVENTS = Answer(b"", "text/event-stream", (("Cache-Control", "no-store"), ("X-Accel-Buffering", "no")))
 
 
 class PlainRoutes(msgspec.Struct):
@@ -143,11 +170,32 @@ class Door:
 
     def keyed(self, path: str, page: Callable[[], Answer]) -> Handler:
         """A GET page that wants a key."""
-        return self._page(path, page, self._keys)
+        return self._page(path, lambda _: page(), self._keys)
 
     def open(self, path: str, page: Callable[[], Answer]) -> Handler:
         """A GET page for everyone."""
+        return self._page(path, lambda _: page(), KeyRing(()))
+
+    def file(self, path: str, page: Page) -> Handler:
+        """A GET page for everyone that depends on the request's headers."""
         return self._page(path, page, KeyRing(()))
+
+    def stream(self, path: str, begin: Stream) -> Handler:
+        """Server-sent events, with a key. A stream is no work under way: a shutdown does not wait for it."""
+        observed = self._metrics.route(path)
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            started_s = time.perf_counter()
+            headers = request.headers
+            try:
+                self._drain.check()
+                self._keys.check(headers.get(hdrs.AUTHORIZATION))
+                events = begin()
+            except Exception as error:
+                return _response(self._refusal(headers, from_exception(error), observed, started_s))
+            return await _send(request, events, _reply(headers, 200, _EVENTS, observed, started_s))
+
+        return handle
 
     def refusing(self, error: Callable[[web.Request], ApiError]) -> Handler:
         """A handler that always refuses; counted as elsewhere."""
@@ -158,7 +206,7 @@ class Door:
 
         return handle
 
-    def _page(self, path: str, page: Callable[[], Answer], keys: KeyRing) -> Handler:
+    def _page(self, path: str, page: Page, keys: KeyRing) -> Handler:
         observed = self._metrics.route(path)
 
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -166,7 +214,8 @@ class Door:
             headers = request.headers
             try:
                 keys.check(headers.get(hdrs.AUTHORIZATION))
-                return _response(_reply(headers, 200, page(), observed, started_s))
+                answer = page(headers)
+                return _response(_reply(headers, answer.status, answer, observed, started_s))
             except Exception as error:
                 return _response(self._refusal(headers, from_exception(error), observed, started_s))
 
@@ -187,7 +236,7 @@ class Door:
         megabytes until the collector runs.
         """
         error.shape = error.shape or shape
-        self._metrics.errors[error.kind] += 1
+        self._metrics.count_error(error.kind)
         return _refusal(headers, error, codec, observed, started_s)
 
     def _crowded(self) -> ApiError:
@@ -203,6 +252,23 @@ class Door:
 def refuse(request: web.BaseRequest, error: ApiError) -> web.Response:
     """The answer for `error` where no door is."""
     return _response(_refusal(request.headers, error, Media.JSON, None, None))
+
+
+async def _send(request: web.Request, events: Events, head: Reply) -> web.StreamResponse:
+    """Send what comes until it ends or the client leaves, which cancels this."""
+    response = web.StreamResponse(status=head.status, headers=head.headers)
+    transport = request.transport
+    try:
+        await response.prepare(request)
+        if transport is not None:
+            events.on_drop = transport.abort
+        async for chunk in events:
+            await response.write(chunk)
+    except ConnectionError:  # the client left
+        pass
+    finally:
+        events.leave()
+    return response
 
 
 def _refusal(

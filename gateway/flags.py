@@ -52,6 +52,12 @@ def add_http_flags(group: Group) -> None:
     """Who may ask, for which names, in which dialect; where traces go, and which tokenizer serves."""
     _add_access_flags(group)
     group.add_argument(
+        "--no-dashboard",
+        dest="dashboard",
+        action="store_false",
+        help="no page for people at /; default: there is one, whose numbers want a key where work does",
+    )
+    group.add_argument(
         "--otlp-endpoint",
         metavar="URL",
         help="send a trace of every request to this OpenTelemetry collector, by OTLP over HTTP, e.g. "
@@ -132,6 +138,7 @@ def gateway_options(args: argparse.Namespace, more_keys: Sequence[str]) -> Gatew
         api_keys=(*args.api_key, *args.api_key_file, *more_keys),
         api_dialect=args.api_dialect,
         cors_origins=tuple(args.cors_origin),
+        dashboard=args.dashboard,
         **{name: getattr(args, name) for name, _, _ in _LIMITS},
     )
 

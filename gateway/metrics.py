@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections import Counter
 
@@ -47,13 +48,22 @@ class RouteMetrics:
 
 
 class GatewayMetrics:
-    """All counters. routes: by the first of a route's paths; outstanding: requests being worked on now."""
+    """All counters. routes: by the first of a route's paths; outstanding: requests being worked on now.
+
+    last_error_s: Unix time of the newest error of each kind that there was.
+    """
 
     def __init__(self) -> None:
         self.routes: dict[str, RouteMetrics] = {ELSEWHERE: RouteMetrics()}
         self.errors: Counter[ErrorKind] = Counter(dict.fromkeys(ErrorKind, 0))
+        self.last_error_s: dict[ErrorKind, float] = {}
         self.tokenization = Durations()
         self.outstanding = 0
+
+    def count_error(self, kind: ErrorKind) -> None:
+        """An answer was an error."""
+        self.errors[kind] += 1
+        self.last_error_s[kind] = time.time()
 
     def route(self, path: str) -> RouteMetrics:
         """The counters of the route that is known by `path`."""

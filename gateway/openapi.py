@@ -17,6 +17,7 @@ from gateway.media import Media
 from gateway.replicas.wire import SequencesRequest, SequencesResponse
 from gateway.routes import (
     cohere,
+    dashboard,
     health,
     metrics,
     models,
@@ -175,6 +176,8 @@ PAGES = (
     Page(metrics.PATH, "Counters for Prometheus", "text/plain", keyed=False),
     Page("/openapi.json", "This description", dict[str, Any], keyed=False),
     Page("/docs", "This description, to read and try", "text/html", keyed=False),
+    Page(dashboard.PATH, "A page for people, unless --no-dashboard", "text/html", keyed=False),
+    Page(dashboard.EVENTS_PATH, "Its numbers, as server-sent events", "text/event-stream", keyed=True),
 )
 # Their `data` are embeddings, encoded beforehand, which hides their type.
 _OF_EMBEDDINGS = ("EmbeddingResponse", "PerplexityResponse", "PerplexityDocument")
@@ -190,7 +193,8 @@ def describe() -> dict[str, Any]:
     paths: dict[str, Any] = {
         path: {"post": _work(work, path, by_type)} for work in WORK for path in work.paths
     }
-    paths |= {page.path: {"get": _page(page, by_type)} for page in PAGES}
+    for page in PAGES:
+        paths.setdefault(page.path, {})["get"] = _page(page, by_type)
     for name in _OF_EMBEDDINGS:
         components[name]["properties"]["data"]["items"] = {"$ref": _REF.format(name="Embedding")}
     return {
@@ -257,7 +261,7 @@ def _page(page: Page, schemas: dict[str, Any]) -> dict[str, Any]:
     else:
         content = {Media.JSON.value: {"schema": schemas[repr(page.response)]}}
     responses: dict[str, Any] = {"200": {"description": "Done", "content": content}}
-    for status in (401,) if page.keyed else (503,) if page.response is Status else ():
+    for status in _page_statuses(page):
         name = _response_name(ErrorShape.OPENAI, status)
         responses[str(status)] = {"$ref": f"#/components/responses/{name}"}
     return {
@@ -267,6 +271,13 @@ def _page(page: Page, schemas: dict[str, Any]) -> dict[str, Any]:
         "security": [{}, {"key": []}] if page.keyed else [],
         "responses": responses,
     }
+
+
+def _page_statuses(page: Page) -> tuple[int, ...]:
+    """What it answers besides 200. Streams are few, and end with the server."""
+    if page.response == "text/event-stream":
+        return 401, 429, 503
+    return (401,) if page.keyed else (503,) if page.response is Status else ()
 
 
 def _both_codecs(schema: Any) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class GatewayOptions:
     api_dialect: "openai" or "perplexity": what /v1/embeddings speaks when a request names no encoding_format.
     perplexity_max_items, perplexity_max_request_tokens: of a request in Perplexity's dialect.
     cors_origins: pages of these origins may use the server from a browser; "*": of any.
+    dashboard: whether a GET of / gives a page for people; the numbers on it want a key as work does.
     tokenizer_threads: threads that tokenise long texts beside the loop.
     inline_text_chars: texts of up to this many characters in all are tokenised on the loop itself; eight
         times as many by a compiled tokeniser.
@@ -68,6 +69,7 @@ class GatewayOptions:
     perplexity_max_items: int = 512
     perplexity_max_request_tokens: int = 120_000
     cors_origins: tuple[str, ...] = ()
+    dashboard: bool = True
     tokenizer_threads: int = 4
     inline_text_chars: int = 256
 

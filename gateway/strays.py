@@ -65,7 +65,7 @@ class Strays:
         return self._refuse(request, ApiError(ErrorKind.INVALID_HTTP, words, closes=True))
 
     def _refuse(self, request: web.BaseRequest, error: ApiError) -> web.Response:
-        self._metrics.errors[error.kind] += 1
+        self._metrics.count_error(error.kind)
         response = refuse(request, error)
         if error.closes:  # said to all: what could not be read counts as HTTP/1.0 for aiohttp
             response.headers[hdrs.CONNECTION] = "close"

@@ -69,6 +69,7 @@ class GraphEngine:
         self._events = [nouns.new_event() for _ in step_slots]
         self._results = self._result_pool()
         self._runner = self._warmed_up()
+        self._buckets = self._runner.buckets(info.max_batch_tokens, info.max_batch_seqs)
         self._rehearsal: Rehearsal | None = None
         if nouns.side is not None:
             self._rehearsal = Rehearsal(nouns.side, nouns.allocator, spare_slot, self._runner)
@@ -122,7 +123,7 @@ class GraphEngine:
             "sequences": self._seqs,
             "dead": self._dead,
             "pinned": dict(self._results.stats()),
-            "graphs": self._runner.stats(),
+            "graphs": {**self._runner.stats(), **self._buckets},
             "memory": dict(self._forward.memory()),
         }
 

@@ -18,6 +18,7 @@ from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 from tqdm import tqdm
 
 from rose.batch import TokenOutput
+from rose.buckets import sequence_buckets, token_buckets
 
 log = logging.getLogger(__name__)
 
@@ -204,6 +205,14 @@ class GraphRunner(Generic[Work]):
             "states": {state: states[state] for state in ("cold", "warmed", "captured", "uncapturable")},
             "counts": {name: counts[name] for name in ("eager", "captures", "replayed", "evicted")},
             "buckets": [_describe(entry) for entry in sorted(entries, key=lambda entry: entry.key)],
+        }
+
+    def buckets(self, max_tokens: int, max_seqs: int) -> Mapping[str, list[int]]:
+        """The sizes of batches of up to so many tokens and sequences for which graphs are made, rising."""
+        most = min(max_tokens, self._limits.max_tokens)
+        return {
+            "token_buckets": [bucket for bucket in token_buckets(most) if bucket <= self._limits.max_tokens],
+            "sequence_buckets": list(sequence_buckets(max_seqs)),
         }
 
     def close(self) -> None:

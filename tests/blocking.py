@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 
-# What a server does before it answers anyone; and a page of the documentation, read when first asked for.
+# What a server does before it answers anyone; and pages for people, read when first asked for.
 _AT_START = {
     "gateway/startup.py": {"listen_at", "close"},
     "gateway/tokenization/huggingface.py": {"from_file"},
     "gateway/routes/docs.py": {"read"},
+    "gateway/web/files.py": {"names", "read"},
 }
 
 

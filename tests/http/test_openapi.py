@@ -12,6 +12,7 @@ import pytest
 from gateway.error_bodies import ERROR_STRUCTS
 from gateway.errors import ErrorShape
 from gateway.openapi import WORK, describe, render, statuses
+from gateway.web.files import names
 from tests.http.served import Served
 
 DOCUMENT: dict[str, Any] = describe()
@@ -33,6 +34,7 @@ async def test_what_is_served_is_what_is_described(server: Served) -> None:
     }
     told = {(method, path) for path, methods in DOCUMENT["paths"].items() for method in methods}
     files = {("get", "/docs/swagger-ui.css"), ("get", "/docs/swagger-ui-bundle.js")}
+    files |= {("get", f"/dashboard/{name}") for name in names()}
     assert routes - files == told
 
 

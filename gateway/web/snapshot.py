@@ -1,0 +1,107 @@
+"""The numbers of the page: counters as they stand, from which the page works out rates and quantiles."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gateway.metrics import SECONDS_BOUNDS, GatewayMetrics
+from gateway.pipeline import max_tokens
+from gateway.web.coverage import Coverage
+from rose.batch import EngineInfo
+from scheduler.metrics import SchedulerMetrics
+
+if TYPE_CHECKING:  # it asks replicas for other pages
+    from gateway.replicas.fleet import Fleet
+
+
+class Snapshot:
+    """What the feed tells: see `gateway.web.feed.Source`.
+
+    scheduler, engine: give the numbers of their rooms as of now; engine: see Engine.stats. work: the routes
+    whose answers count as requests. text: whether the server takes text. names: of the model, as served.
+    """
+
+    def __init__(
+        self,
+        gateway: GatewayMetrics,
+        scheduler: Callable[[], SchedulerMetrics],
+        engine: Callable[[], Mapping[str, Any]],
+        info: EngineInfo,
+        *,
+        work: Collection[str],
+        names: tuple[str, ...],
+        text: bool,
+        fleet: Fleet | None = None,
+    ) -> None:
+        self._gateway, self._scheduler, self._engine, self._fleet = gateway, scheduler, engine, fleet
+        self._work = work
+        self._coverage = Coverage()
+        self._started_s = time.monotonic()
+        self._model = {
+            "model": names[0],
+            "architecture": info.architecture,
+            "dtype": info.dtype,
+            "device": info.device,
+            "dimensions": info.dimensions,
+            "max_tokens": max_tokens(info),
+            "task": info.task,
+            "labels": len(info.labels),
+            "text": text,
+            "replicated": fleet is not None,
+        }
+
+    def whole(self) -> bytes:
+        """Model and bounds of the histograms, and all numbers."""
+        metrics = self._scheduler()
+        told = {
+            **self._model,
+            "ms_bounds": metrics.step_ms.bounds,
+            "tokenization_ms_bounds": [bound * 1e3 for bound in SECONDS_BOUNDS],
+            "token_bounds": metrics.tokens_per_batch.bounds,
+            "seq_bounds": metrics.seqs_per_batch.bounds,
+            "graphs": self._coverage.whole(self._engine().get("graphs")),
+        }
+        return _event("model", told) + _event("numbers", self._numbers(metrics))
+
+    def changes(self) -> bytes:
+        """All numbers, and those graphs that are not what they were."""
+        told = self._numbers(self._scheduler())
+        if cells := self._coverage.changes(self._engine().get("graphs")):
+            told["cells"] = cells
+        return _event("numbers", told)
+
+    def _numbers(self, metrics: SchedulerMetrics) -> dict[str, Any]:
+        gateway = self._gateway
+        routes = [route for path, route in gateway.routes.items() if path in self._work]
+        return {
+            "s": round(time.monotonic() - self._started_s, 3),
+            "requests": sum(sum(route.statuses.values()) for route in routes),
+            "cancelled": sum(route.cancelled for route in routes),
+            "outstanding": gateway.outstanding,
+            "tokens": metrics.tokens,
+            "seqs": metrics.seqs,
+            "batches": metrics.batches,
+            "batches_failed": metrics.batches_failed,
+            "waiting_seqs": metrics.waiting_seqs,
+            "waiting_tokens": metrics.waiting_tokens,
+            "running": metrics.running_batches,
+            "busy_ms": round(metrics.step_ms.total, 3),
+            "queue": metrics.queue_ms.counts,
+            "tokenization": gateway.tokenization.counts,
+            "step": metrics.step_ms.counts,
+            "batch_seqs": metrics.seqs_per_batch.counts,
+            "batch_tokens": metrics.tokens_per_batch.counts,
+            "errors": [
+                (kind.code, int(kind.status), gateway.errors[kind], round(last_s))
+                for kind, last_s in gateway.last_error_s.items()
+            ],
+            "replicas": None if self._fleet is None else self._fleet.describe(),
+        }
+
+
+def _event(name: str, told: Mapping[str, Any]) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode(told))
