@@ -263,10 +263,7 @@ def corpus(argv: Sequence[str]) -> int:
     from gateway.corpus.digest import model_digest
     from gateway.corpus.options import ModelSource
 
-    parser = _Parser(prog="server.py corpus", description="Embed the rows of files.", allow_abbrev=False)
-    flags.add_flags(parser)
-    rose_flags.add_model_flags(parser.add_argument_group("model"))
-    rose_flags.add_engine_flags(parser.add_argument_group("batches and memory"))
+    parser = corpus_parser()
     args = parser.parse_args(argv)
     try:
         if args.plan is not None:
@@ -288,6 +285,17 @@ def corpus(argv: Sequence[str]) -> int:
         return failed(StartError(f"corpora need the extra `corpus`: pip install 'bouquet[corpus]' ({error})"))
     except (ModelLoadError, StartError) as error:
         return failed(error)
+
+
+def corpus_parser() -> argparse.ArgumentParser:
+    """All flags of `corpus`."""
+    from gateway.corpus import flags
+
+    parser = _Parser(prog="server.py corpus", description="Embed the rows of files.", allow_abbrev=False)
+    flags.add_flags(parser)
+    rose_flags.add_model_flags(parser.add_argument_group("model"))
+    rose_flags.add_engine_flags(parser.add_argument_group("batches and memory"))
+    return parser
 
 
 def load_model(args: argparse.Namespace) -> LoadedModel:
