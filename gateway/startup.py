@@ -25,7 +25,9 @@ from gateway.routes.health import HEALTH_PATH
 from gateway.schemas import Status, encode
 from gateway.strays import STRAYS, Strays
 
-BACKLOG = 1024
+# Connections that wait to be accepted; the kernel may allow fewer. Beyond that it drops them, and clients who
+# think themselves connected are reset: with 1024, some 2000 were when others had a loaded server's cores.
+BACKLOG = 4096
 # libuv accepts one connection a turn of the loop for each listening handle, and with 1000 busy clients a turn
 # takes 0.1 s: of 1000 that came at once 620 had no answer after 6 s with one handle, none after 3 s with 16.
 _ACCEPTS_A_TURN = 16

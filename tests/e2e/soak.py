@@ -37,6 +37,9 @@ LENGTHS = 512  # different requests
 IN_FLIGHT = 64
 MOST_FAILED = 1000  # then the server is gone
 MOST_IDLE_S = 20.0
+# Requests under way. Where others take the cores for long, an open loop would open connections without end,
+# and what would be seen is the kernel's queue of those that nobody has accepted yet.
+MOST_RUNNING = 512
 
 
 @dataclass
@@ -53,8 +56,12 @@ class Sample:
 
 @dataclass
 class Seen:
-    """What a run saw. taken_s: by when each answer ended, in seconds from the beginning."""
+    """What a run saw. taken_s: by when each answer ended, in seconds from the beginning.
 
+    held_back: requests that were sent later than they were due, as too many were under way.
+    """
+
+    held_back: int = 0
     samples: list[Sample] = field(default_factory=list)
     ended_s: list[float] = field(default_factory=list)
     taken_s: list[float] = field(default_factory=list)
@@ -161,6 +168,9 @@ class Load:
                 next_sample_s += seconds / 100
             if number / rate - now_s > 0.001:
                 await asyncio.sleep(number / rate - now_s)
+            if len(running) >= MOST_RUNNING:
+                self.seen.held_back += 1
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             task = asyncio.create_task(self.ask(number))
             running.add(task)
             task.add_done_callback(running.discard)
@@ -188,6 +198,7 @@ def judge(seen: Seen) -> tuple[dict[str, object], list[str]]:
         "requests": len(taken),
         "seconds": round(float(ended.max()), 1),
         "failed": dict(seen.failures),
+        "held_back": seen.held_back,
         "rss_mb": [round(float(value) / 1e6, 1) for value in (rss[0], rss[-1])],
         "growth_mb_per_100k": round(slope / 1e6, 3),
         "p99_ms_first_last_tenth": [round(value, 2) for value in p99s_ms],

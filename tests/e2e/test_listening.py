@@ -9,7 +9,9 @@ import signal
 import socket
 import ssl
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -101,3 +103,21 @@ def test_a_key_file_without_keys_is_refused(tmp_path: Path, content: str | None)
     status, lines = run_to_end(*DUMMY, "--api-key-file", str(file), program=FAKE)
     assert (status, len(lines)) == (2, 1)
     assert str(file) in lines[0]
+
+
+def most_waiting() -> int:
+    return int(Path("/proc/sys/net/core/somaxconn").read_text())
+
+
+@pytest.mark.skipif(most_waiting() < 4096, reason="the kernel lets fewer connections wait")
+def test_connections_that_come_while_the_process_stands_still_wait_for_it() -> None:
+    """2000 of them; what the kernel drops would try again after a second, or be reset."""
+    with ServerProcess(*DUMMY, program=FAKE) as server, ExitStack() as open_ones:
+        port = urlsplit(server.ready().url).port
+        server.signal(signal.SIGSTOP)
+        try:
+            for _ in range(2000):
+                open_ones.enter_context(socket.create_connection(("127.0.0.1", port), timeout=0.9))
+        finally:
+            server.signal(signal.SIGCONT)
+        assert ask(server.connect()) == 200
