@@ -22,7 +22,6 @@ class LateTokenizer:
         self._make = make
         self._now: Tokenizer = reference
         self._made: Future[Tokenizer] = Future()
-        self._made.add_done_callback(self._take_over)
 
     def start(self) -> None:
         """Call `make` in a thread of its own; a server does so once it is ready."""
@@ -34,13 +33,12 @@ class LateTokenizer:
 
     def _run(self) -> None:
         try:
-            self._made.set_result(self._make())
+            made = self._make()
         except BaseException as error:  # whoever waits hears of it, and the library goes on
             self._made.set_exception(error)
-
-    def _take_over(self, made: Future[Tokenizer]) -> None:
-        if made.exception() is None:
-            self._now = made.result()
+        else:
+            self._now = made  # before anybody who waits goes on
+            self._made.set_result(made)
 
     @property
     def vocab_size(self) -> int:
