@@ -20,7 +20,7 @@ MAX_CHUNKS = 256
 _PACED_CHUNKS, _MEMORY = 9, 0.9
 # Added to all times that are compared: how long the fastest chunks take is chance.
 _NOISE_S = 0.002
-_HALF_LIFE_S = 10.0
+_HALF_LIFE_S = 3.0
 # One that takes less than so many times as long as another is as fast.
 SAME_PACE = 2.5
 

@@ -57,7 +57,7 @@ def child_pids(server: ServerProcess, name: str) -> list[int]:
     return [int(line.rsplit(" ", 1)[1]) for line in lines]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def three() -> Iterator[ServerProcess]:
     """A gateway with three engines of its own, whose steps take 3 ms."""
     env = {STEP_S: "0.003", DIMENSIONS: "8"}
@@ -68,7 +68,7 @@ def three() -> Iterator[ServerProcess]:
 def test_one_keep_alive_client_is_spread_over_all(three: ServerProcess) -> None:
     before = replicas(three)
     connection = three.connect()
-    for number in range(90):
+    for number in range(180):
         body = json.dumps({"input": [[200 + number] * (1 + number % 50)] * (1 + number % 3)})
         connection.request("POST", EMBED, body, {"Content-Type": "application/json"})
         assert connection.getresponse().read()
