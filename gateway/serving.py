@@ -231,6 +231,7 @@ class Server:
         try:
             balancer = await fleet.start()
         except ChildFailed as error:
+            await fleet.close(0.0)
             raise StartError(str(error)) from error
 
         async def close() -> bool:

@@ -242,9 +242,11 @@ def test_without_a_replica_nothing_is_ready_and_requests_are_told_so() -> None:
         assert gateway.get("/health")[0] == 200
 
 
-def test_a_child_that_cannot_start_ends_the_start_with_its_own_words() -> None:
-    with ServerProcess("--port", "0", "--device", "cuda:97,cuda:98") as server:
+def test_a_child_that_cannot_start_ends_the_start_with_its_own_words(tmp_path: Path) -> None:
+    env = {"TMPDIR": str(tmp_path)}
+    with ServerProcess("--port", "0", "--device", "cuda:97,cuda:98", env=env) as server:
         assert server.wait() == 1
     (line,) = server.stderr
     assert line.startswith("error: cuda:9")
     assert "no such CUDA device" in line
+    assert not list(tmp_path.glob("bouquet-*"))
