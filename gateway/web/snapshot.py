@@ -60,7 +60,7 @@ class Snapshot:
         told = {
             **self._model,
             "ms_bounds": metrics.step_ms.bounds,
-            "tokenization_ms_bounds": [bound * 1e3 for bound in SECONDS_BOUNDS],
+            "gateway_ms_bounds": [bound * 1e3 for bound in SECONDS_BOUNDS],
             "token_bounds": metrics.tokens_per_batch.bounds,
             "seq_bounds": metrics.seqs_per_batch.bounds,
             "graphs": self._coverage.whole(self._engine().get("graphs")),
@@ -92,6 +92,7 @@ class Snapshot:
             "busy_ms": round(metrics.step_ms.total, 3),
             "queue": metrics.queue_ms.counts,
             "tokenization": gateway.tokenization.counts,
+            "whole": [sum(counts) for counts in zip(*(route.seconds.counts for route in routes), strict=True)],
             "step": metrics.step_ms.counts,
             "batch_seqs": metrics.seqs_per_batch.counts,
             "batch_tokens": metrics.tokens_per_batch.counts,

@@ -5,6 +5,8 @@ import { short } from "./format.js";
 
 const WIDTH = 120;
 const HEIGHT = 32;
+// Seconds that the width stands for at least; at first there are fewer.
+const FEWEST = 30;
 
 // A figure with its name, its unit and its last two minutes.
 export class Tile {
@@ -26,7 +28,7 @@ export class Tile {
     say(this.value, text);
     say(this.under, under);
     const top = most || 1;
-    const step = WIDTH / 119;
+    const step = WIDTH / Math.max(FEWEST, values.length - 1);
     const start = WIDTH - step * (values.length - 1);
     const points = values.map((value, index) => {
       const y = HEIGHT - 1 - (HEIGHT - 3) * Math.min(1, value / top);
@@ -52,8 +54,10 @@ export class Bar {
   // width, tail: shares of the track.
   show(texts, width, tail = 0) {
     texts.forEach((text, index) => say(this.figures[index], text));
-    this.bar.style.width = `${100 * width}%`;
-    this.tail.style.width = `${100 * tail}%`;
+    for (const [bar, share] of [[this.bar, width], [this.tail, tail]]) {
+      bar.style.width = `${100 * share}%`;
+      bar.style.minWidth = share ? "2px" : "0";
+    }
   }
 }
 

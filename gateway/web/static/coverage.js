@@ -30,9 +30,9 @@ export class Coverage {
     const known = (buckets, index) => [...new Set([...buckets, ...cells.map((cell) => cell[index])])].sort((a, b) => a - b);
     this.columns = known(tokens, 0).filter((bucket) => bucket > 0);
     this.columns.push(0); // all that is larger
-    const head = this.columns.map((bucket) => make("th", { scope: "col" }, make("span", { className: isPower(bucket) ? "" : "hidden" }, bucket ? whole(bucket) : "more")));
+    const head = this.columns.map((bucket) => make("th", { scope: "col" }, make("span", { className: isPower(bucket) ? "" : "hidden" }, bucket ? `${bucket}` : `>${this.most}`)));
     const rows = known(seqs, 1).map((bucket) => this.row(bucket));
-    const corner = make("th", { scope: "col", className: "corner" }, "sequences \\ tokens");
+    const corner = make("th", { scope: "col", className: "corner" }, "sequences ↓ tokens →");
     const table = make("table", { className: "map", role: "grid", "aria-labelledby": "graphs-title" });
     table.append(make("thead", {}, make("tr", {}, corner, ...head)), make("tbody", {}, ...rows));
     table.addEventListener("keydown", (event) => this.move(event));
@@ -86,7 +86,7 @@ export class Coverage {
     );
     const total = (name) => cells.reduce((all, cell) => all + cell[name], 0);
     const steps = total("steps");
-    say(byId("graphs-note"), steps ? `${share(total("replays") / steps)} of ${count(steps, "batch").replace("batchs", "batches")} were replays of a graph.` : "Each cell is a size of batch. It is captured when it comes the second time.");
+    say(byId("graphs-note"), steps ? `${share(total("replays") / steps)} of ${count(steps, "batch", "batches")} were replays of a graph.` : "Each cell is a size of batch. It is captured when it comes the second time.");
     say(byId("graphs-span"), "since start");
   }
 

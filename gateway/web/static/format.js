@@ -5,6 +5,9 @@ const UNITS = [[1e9, "G"], [1e6, "M"], [1e4, "k"]];
 
 export const whole = (value) => PLAIN.format(Math.round(value));
 
+// What comes in ones only.
+export const tally = (value) => (value < 1e4 ? whole(value) : short(value));
+
 export function short(value) {
   for (const [size, unit] of UNITS) {
     if (value >= size) return digits(value / (unit === "k" ? 1e3 : size)) + unit;
@@ -26,9 +29,10 @@ export function time(ms) {
 export const share = (value) => `${value > 0 && value < 0.01 ? "< 1" : Math.round(value * 100)} %`;
 
 export function ago(seconds) {
-  if (seconds < 60) return `${Math.max(0, Math.round(seconds))} s ago`;
+  if (seconds < 2) return "just now";
+  if (seconds < 60) return `${Math.round(seconds)} s ago`;
   if (seconds < 3600) return `${Math.round(seconds / 60)} min ago`;
   return seconds < 172800 ? `${Math.round(seconds / 3600)} h ago` : `${Math.round(seconds / 86400)} days ago`;
 }
 
-export const count = (number, noun) => `${whole(number)} ${noun}${number === 1 ? "" : "s"}`;
+export const count = (number, noun, nouns = `${noun}s`) => `${tally(number)} ${number === 1 ? noun : nouns}`;

@@ -2,13 +2,14 @@
 
 import { Bar, Tile, peak } from "./charts.js";
 import { byId, say } from "./dom.js";
-import { count, share, short, time, whole } from "./format.js";
+import { count, share, short, tally, time, whole } from "./format.js";
 import { History, quantile, sum } from "./history.js";
 
 const STAGES = [
   ["queue", "Wait for a batch", "queue", "ms_bounds"],
-  ["tokenization", "Text to tokens", "tokenize", "tokenization_ms_bounds"],
+  ["tokenization", "Text to tokens", "tokenize", "gateway_ms_bounds"],
   ["step", "Forward", "device", "ms_bounds"],
+  ["whole", "Whole request", "whole", "gateway_ms_bounds"],
 ];
 const FEWEST_ROWS = 5;
 
@@ -50,18 +51,18 @@ export class Live {
     const { last } = history;
     const tokens = history.rates("tokens");
     const requests = history.rates("requests");
-    this.tokens.show(short(history.rate("tokens")), `${peak(tokens)} · ${short(last.tokens)} in all`, tokens);
-    this.requests.show(short(history.rate("requests")), `${peak(requests)} · ${short(last.requests)} in all`, requests);
+    this.tokens.show(short(history.rate("tokens")), `${peak(tokens)} · ${tally(last.tokens)} in all`, tokens);
+    this.requests.show(short(history.rate("requests")), `${peak(requests)} · ${tally(last.requests)} in all`, requests);
     const waiting = history.values("waiting_seqs");
     const under = `${count(last.waiting_tokens, "token")} · ${count(last.outstanding, "request")} under way`;
-    this.waiting.show(short(last.waiting_seqs), under, waiting);
+    this.waiting.show(tally(last.waiting_seqs), under, waiting);
     if (last.replicas) this.showReplicas(last.replicas);
     else this.showBusy();
   }
 
   showBusy() {
     const shares = this.history.rates("busy_ms").map((ms) => ms / 1000);
-    const under = `${count(this.history.last.running, "batch").replace("batchs", "batches")} on it now`;
+    const under = `${count(this.history.last.running, "batch", "batches")} on it now`;
     this.busy.show(share(Math.min(1, this.history.rate("busy_ms") / 1000)), under, shares, 1);
   }
 
@@ -89,13 +90,13 @@ export class Live {
     const rows = Math.max(FEWEST_ROWS, counts.findLastIndex(Boolean) + 1);
     this.batches.forEach((bar, index) => {
       bar.root.hidden = index >= rows;
-      bar.show([whole(counts[index])], counts[index] / most);
+      bar.show([tally(counts[index])], counts[index] / most);
     });
     const { last } = this.history;
     const then = recent ? this.history.before(60) : { seqs: 0, tokens: 0, batches: 0 };
     const batches = last.batches - then.batches;
     const mean = (name) => short((last[name] - then[name]) / batches);
-    say(byId("batch-note"), batches ? `On average ${mean("seqs")} sequences and ${mean("tokens")} tokens.` : "No batch yet.");
+    say(byId("batch-note"), batches ? `On average ${mean("seqs")} sequences and ${mean("tokens")} tokens in a batch.` : "No batch yet.");
     say(byId("batch-span"), recent ? "last minute" : "since start");
   }
 

@@ -1,7 +1,7 @@
 // Errors and replicas.
 
 import { byId, make } from "./dom.js";
-import { ago, short, whole } from "./format.js";
+import { ago, short, tally, whole } from "./format.js";
 
 const MOST_ERRORS = 8;
 
@@ -40,8 +40,8 @@ export function showReplicas(replicas) {
       replica.name,
       [replica.reason && replica.state !== "ready" ? `${replica.state}: ${replica.reason}` : replica.state, `state-${replica.state}`],
       [short(replica.tokens_per_s), "number"],
-      [short(replica.outstanding_tokens), "number"],
-      [short(replica.tokens), "number"],
+      [tally(replica.outstanding_tokens), "number"],
+      [tally(replica.tokens), "number"],
       [whole(replica.failures), "number"],
     ]),
   );
