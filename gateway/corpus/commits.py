@@ -18,7 +18,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """What became of a shard.
 
     rows: with a vector. rejected: without. nbytes: of the part.
-    run: the driver's word, by which reruns are told apart.
+    run: the driver's word, by which reruns are told apart. worker: host and process that embedded it.
     damage: what of IN could not be read; such a shard has what could be, and is tried again by a rerun.
     """
 
@@ -29,6 +29,7 @@ class Outcome(msgspec.Struct, frozen=True):
     nbytes: int
     seconds: float
     run: str
+    worker: str
     damage: str = ""
 
 

@@ -6,8 +6,10 @@ An actor that dies is started anew and its shards are run again; those that it h
 from __future__ import annotations
 
 import logging
+import socket
+import sys
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import ExitStack, closing, redirect_stdout
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +18,7 @@ import ray
 import ray.data
 from ray.exceptions import RayError
 
+from gateway.corpus import signals
 from gateway.corpus.commits import Outcome
 from gateway.corpus.driver import Work
 from gateway.corpus.errors import CorpusError
@@ -26,6 +29,7 @@ from gateway.corpus.ray_actor import ShardActor
 _MOST_BLOCKS = 4096
 # Shards that an actor has at once: one is read while the one before is written.
 _SHARDS_AT_ONCE = 2
+_CONNECT_S = 5.0
 
 
 class RayPool:
@@ -36,6 +40,8 @@ class RayPool:
 
     def __init__(self, options: RayOptions) -> None:
         self._options = options
+        # stdout is the summary's; Ray tells of dead actors there.
+        self._stdout = ExitStack()
         self.actors = 0
 
     def __enter__(self) -> RayPool:
@@ -44,9 +50,12 @@ class RayPool:
         Raises:
             CorpusError: there is none, or it has no room for one actor.
         """
+        _check_listens(self._options.address)
+        self._stdout.enter_context(redirect_stdout(sys.stderr))
         try:
             ray.init(self._options.address, log_to_driver=False, logging_level="error")
         except (ConnectionError, ValueError, RuntimeError, RayError) as error:
+            self._stdout.close()
             raise CorpusError(f"--ray-address {self._options.address}: {_line(error)}") from error
         self.actors = self._options.actors or self._room()
         return self
@@ -55,6 +64,7 @@ class RayPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         ray.shutdown()
+        self._stdout.close()
 
     def run(self, work: Work, done: Callable[[Outcome], None], tell: Callable[[int, int], None]) -> None:
         """A Runner: see driver. Rows are told when their shard is done.
@@ -63,7 +73,8 @@ class RayPool:
             CorpusError: an actor cannot go on, or died too often.
         """
         try:
-            with closing(self._results(work)) as results:
+            # Again, as joining the cluster put Ray's own handlers there.
+            with signals.raised(), closing(self._results(work)) as results:
                 for result in results:
                     if result["error"]:
                         raise CorpusError(str(result["error"]))
@@ -107,6 +118,21 @@ class RayPool:
                 f" cluster has {has} (--gpus-per-actor, --cpus-per-actor)"
             )
         return room
+
+
+def _check_listens(address: str) -> None:
+    """Refuse HOST:PORT where nothing listens; Ray would wait for it for minutes.
+
+    Raises:
+        CorpusError: see above.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_S).close()
+    except OSError as error:
+        raise CorpusError(f"--ray-address {address}: {_line(error)}") from error
 
 
 def _line(error: BaseException) -> str:

@@ -7,6 +7,8 @@ is read the next one begins, so that the device does not run dry between them.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -134,6 +136,7 @@ class ShardWorker:
             nbytes=self._store.size(part_name(shard)),
             seconds=round(time.perf_counter() - started_s, 3),
             run=self._run,
+            worker=f"{socket.gethostname()}:{os.getpid()}",
             damage=part.damage,
         )
         commit(self._store, shard, outcome)

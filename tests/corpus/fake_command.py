@@ -5,18 +5,35 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 
 from gateway.corpus import command, flags
-from tests.corpus.jobs import fake_model
+from gateway.corpus.options import LoadedModel, ModelSource
+from scheduler.options import SchedulerOptions
+from tests.corpus.jobs import TOKENIZER
 from tests.fakes import FakeEngine, fake_info
 
 # A step takes so many seconds, and a vector has so many values; by these variables.
 STEP_S, DIMENSIONS = "FAKE_STEP_S", "FAKE_DIMENSIONS"
 
-if __name__ == "__main__":
+
+def load(dimensions: int, step_s: float) -> LoadedModel:
+    """Also in an actor, which imports it."""
+    engine = FakeEngine(info=fake_info(dimensions=dimensions), service_s=step_s)
+    return LoadedModel(engine, TOKENIZER, "d1", SchedulerOptions())
+
+
+def main() -> int:
     parser = argparse.ArgumentParser()
+    parser.set_defaults(device="cpu")
     flags.add_flags(parser)
-    info = fake_info(dimensions=int(os.environ.get(DIMENSIONS, "8")))
-    engine = FakeEngine(info=info, service_s=float(os.environ.get(STEP_S, "0")))
-    options = flags.corpus_options(parser.parse_args())
-    sys.exit(command.run(options, None, fake_model(engine), "test"))
+    args = parser.parse_args()
+    loading = partial(load, int(os.environ.get(DIMENSIONS, "8")), float(os.environ.get(STEP_S, "0")))
+    model = ModelSource("fake", "d1", "auto", loading)
+    return command.run(flags.corpus_options(args), flags.ray_options(args), model, "test")
+
+
+if __name__ == "__main__":
+    from tests.corpus import fake_command  # not as __main__, which an actor could not import
+
+    sys.exit(fake_command.main())

@@ -24,12 +24,9 @@ TOKENIZER = byte_tokenizer()
 
 
 def fake_model(engine: FakeEngine | None = None, *, digest: str = "d1", dtype: str = "auto") -> ModelSource:
-    """A model whose vectors are hashes of a text's bytes; one engine for each load."""
-
-    def load() -> LoadedModel:
-        return LoadedModel(engine or FakeEngine(), TOKENIZER, digest, SchedulerOptions())
-
-    return ModelSource("fake", digest, dtype, load)
+    """A model whose vectors are hashes of a text's bytes."""
+    loaded = LoadedModel(engine or FakeEngine(), TOKENIZER, digest, SchedulerOptions())
+    return ModelSource("fake", digest, dtype, lambda: loaded)
 
 
 def embed(
