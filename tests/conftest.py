@@ -17,8 +17,9 @@ from rose.model_source import resolve
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
-# Tests of clients run in environments that hold clients and not the server: `make test-clients`.
-collect_ignore = ["clients"]
+# Tests of clients run in environments that hold clients and not the server: `make test-clients`; those of the
+# page want browsers: `make test-browser`.
+collect_ignore = ["browser", "clients"]
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -38,7 +38,7 @@ def test_every_flag_reaches_its_room(tmp_path: Path) -> None:
         " --log-level debug --host ::1 --port 23 --uds /s --tls-cert /c --tls-key /k --api-dialect perplexity"
         " --max-outstanding-requests 24 --body-timeout-s 25 --perplexity-max-items 26"
         " --perplexity-max-request-tokens 27 --cors-origin https://a --cors-origin https://b"
-        " --head-timeout-s 28 --keepalive-timeout-s 29"
+        " --head-timeout-s 28 --keepalive-timeout-s 29 --no-dashboard"
         " --max-token-bytes 30 --max-outstanding-token-bytes 31 --step-timeout-s 32"
     )
     options = server.parse_options(flags.split())
@@ -55,7 +55,7 @@ def test_every_flag_reaches_its_room(tmp_path: Path) -> None:
     assert (gateway.max_items, gateway.max_request_tokens, gateway.max_body_bytes) == (17, 18, 19)
     assert (gateway.request_timeout_s, gateway.tokenizer_threads, options.drain_s) == (20, 21, 22)
     assert (gateway.max_outstanding_requests, gateway.body_timeout_s) == (24, 25)
-    assert (gateway.head_timeout_s, gateway.keepalive_timeout_s) == (28, 29)
+    assert (gateway.head_timeout_s, gateway.keepalive_timeout_s, gateway.dashboard) == (28, 29, False)
     assert (engine.max_token_bytes, gateway.max_outstanding_token_bytes) == (30, 31)
     assert (gateway.perplexity_max_items, gateway.perplexity_max_request_tokens) == (26, 27)
     assert (gateway.api_dialect, gateway.cors_origins) == ("perplexity", ("https://a", "https://b"))
