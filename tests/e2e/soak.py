@@ -155,16 +155,16 @@ class Load:
         await asyncio.gather(*(client() for _ in range(IN_FLIGHT)))
         return count / (time.perf_counter() - begin_s)
 
-    async def open(self, rate: float, seconds: float, requests: int, pid: int) -> Seen:
-        """`rate` a second, until the time or the requests are over; a sample each hundredth of the time."""
+    async def open(self, rate: float, seconds: float, requests: int, server: ServerProcess) -> Seen:
+        """`rate` a second, until time, requests or server are over; a sample each hundredth of the time."""
         self.seen, self.begin_s = Seen(), time.perf_counter()
         running: set[asyncio.Task[None]] = set()
         number, next_sample_s = 0, 0.0
         while (now_s := time.perf_counter() - self.begin_s) < seconds and number < requests:
-            if self.seen.failed > MOST_FAILED:
+            if self.seen.failed > MOST_FAILED or server.ended:
                 break
             if now_s >= next_sample_s:
-                self.seen.samples.append(sample(pid, now_s, number))
+                self.seen.samples.append(sample(server.pid, now_s, number))
                 next_sample_s += seconds / 100
             if number / rate - now_s > 0.001:
                 await asyncio.sleep(number / rate - now_s)
@@ -178,8 +178,8 @@ class Load:
             if number % 16 == 0:
                 await asyncio.sleep(0)
         await asyncio.gather(*running)
-        if self.seen.failed <= MOST_FAILED:
-            self.seen.samples.append(sample(pid, time.perf_counter() - self.begin_s, number))
+        if self.seen.failed <= MOST_FAILED and not server.ended:
+            self.seen.samples.append(sample(server.pid, time.perf_counter() - self.begin_s, number))
         return self.seen
 
 
@@ -236,12 +236,13 @@ def soak(
         async def run() -> Seen:
             await load.closed(min(20.0, max(1.0, seconds / 10)))
             rate = share * await load.closed(min(10.0, max(1.0, seconds / 20)))
-            return await load.open(rate, seconds, requests, server.pid)
+            return await load.open(rate, seconds, requests, server)
 
         seen = uvloop.run(run())
-        if seen.failed > MOST_FAILED:
-            status = server.wait() if server.ended else None
-            return {"failed": dict(seen.failures), "status": status, "stderr": server.stderr}, ["failed"]
+        if seen.failed > MOST_FAILED or server.ended:
+            status, last = server.wait() if server.ended else None, server.stdout[-1:]
+            failed = {"failed": dict(seen.failures), "requests": len(seen.taken_s), "status": status}
+            return {**failed, "stdout": last, "stderr": server.stderr}, ["failed"]
         metrics = server.get("/info")[1]["engine"]
         found, broken = judge(seen)
         found["engine"] = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
