@@ -23,7 +23,8 @@ from rose.layers.fp8_linear import CAPABILITY
 from rose.layers.fp8_weights import FP8_ARCHITECTURES, DequantizedWeights, Fp8Weights
 from rose.limits import StepLimits
 from rose.models.registry import build_model
-from rose.weights import dummy_weights, open_weights
+from rose.progress import shown
+from rose.weights import dummy_weights, open_weights, stored_bytes
 
 if TYPE_CHECKING:
     from rose.attention.base import AttentionBackend
@@ -75,9 +76,11 @@ def load_engine(folder: Path, options: EngineOptions, *, dummy: bool, model_name
     dtype, device = settled.dtype, settled.device
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    weights = _weights(_stored(folder, config, options, device, dummy=dummy), config, settled)
+    stored = _stored(folder, config, options, device, dummy=dummy)
     try:
-        model = build_model(config, weights, dtype, device, token_bucket(settled.max_batch_tokens))
+        with shown(stored, None if dummy else stored_bytes(folder)) as read:
+            weights = _weights(read, config, settled)
+            model = build_model(config, weights, dtype, device, token_bucket(settled.max_batch_tokens))
         # One more than steps may be in flight, for what overwrites the activations after a NaN.
         backends = load_backends(model.attention_spec, slots=options.max_in_flight + 1)
         info = _info(model_name, config, settled, tuple(backends))

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import enum
 import logging
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
-from tqdm import tqdm
-
 from rose.batch import TokenOutput
 from rose.buckets import sequence_buckets, token_buckets
+from rose.progress import Bar
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +178,7 @@ class GraphRunner(Generic[Work]):
         work_of: makes inputs for a shape, valid until it is called again.
         """
         wanted = [entry for entry in map(self.entry, keys) if self._worth_capturing(entry)]
-        for entry in tqdm(wanted, "capturing CUDA graphs", file=sys.stderr, disable=not sys.stderr.isatty()):
+        for entry in Bar(wanted, "capturing CUDA graphs", unit="graph"):
             if len(self._captured) >= self._limits.max_graphs or self._bytes >= self._limits.max_bytes:
                 log.warning(
                     "kept %d CUDA graphs of %d: the bound is reached", len(self._captured), len(wanted)

@@ -18,6 +18,7 @@ from huggingface_hub.errors import (
 )
 
 from rose.errors import ModelLoadError
+from rose.progress import Bar
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def download(repo: str, revision: str | None, load_format: str) -> tuple[Path, s
     try:
         chosen = wanted_files(_listing(repo, revision), load_format)
         # By the name the user gave, not by commit: only so does the cache remember which commit a branch had.
-        path = Path(snapshot_download(repo, revision=revision, allow_patterns=chosen))
+        path = Path(snapshot_download(repo, revision=revision, allow_patterns=chosen, tqdm_class=Bar))
     except GatedRepoError as error:
         raise ModelLoadError(f"{repo} is gated: accept its licence on the hub and set HF_TOKEN") from error
     except RepositoryNotFoundError as error:

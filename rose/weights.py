@@ -181,13 +181,28 @@ def _open_state(path: Path) -> MappedWeights:
     return MappedWeights(_load_pickled(path), str(path))
 
 
-def _open_files(folder: Path) -> MappedWeights:
+def stored_bytes(folder: Path) -> int:
+    """Bytes of the files with the folder's own weights.
+
+    Raises:
+        ModelLoadError: there are none, or their index is damaged.
+    """
+    return sum(shard.stat().st_size for shard in _shards(_found(folder)) if shard.is_file())
+
+
+def _found(folder: Path) -> Path:
+    """The file with the weights, or the index of its shards."""
     path = next((folder / name for name in _FILES if (folder / name).is_file()), None)
     if path is None:
         raise ModelLoadError(
             f"{folder}: no weights; one of {', '.join(_FILES)} is needed, or --load-format dummy"
         )
-    shards = _shards(path) if path.name.endswith(".index.json") else [path]
+    return path
+
+
+def _open_files(folder: Path) -> MappedWeights:
+    path = _found(folder)
+    shards = _shards(path)
     if path.name.startswith("pytorch_model"):
         tensors: Mapping[str, torch.Tensor] = {
             k: v for shard in shards for k, v in _load_pickled(shard).items()
@@ -197,14 +212,16 @@ def _open_files(folder: Path) -> MappedWeights:
     return MappedWeights(tensors, str(folder))
 
 
-def _shards(index: Path) -> list[Path]:
-    """The files that an index's weight_map names, each once."""
+def _shards(path: Path) -> list[Path]:
+    """The files that an index's weight_map names, each once; of no index the file itself."""
+    if not path.name.endswith(".index.json"):
+        return [path]
     try:
-        weight_map: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
+        weight_map: dict[str, str] = json.loads(path.read_text("utf-8"))["weight_map"]
         names = sorted(set(weight_map.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelLoadError(f"{index} cannot be read: {error!r}") from None
-    return [index.parent / name for name in names]
+        raise ModelLoadError(f"{path} cannot be read: {error!r}") from None
+    return [path.parent / name for name in names]
 
 
 def _load_pickled(path: Path) -> dict[str, torch.Tensor]:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from rose.batch import Int32
 from rose.config import ModelConfig, load_config
@@ -24,6 +23,7 @@ from rose.errors import ModelLoadError
 from rose.layers.fp8_weights import FP8_ARCHITECTURES
 from rose.models.registry import build_model
 from rose.oracle import folder_tokenizer
+from rose.progress import Bar
 from rose.weights import open_weights
 
 # Longer texts are cut for calibration: what a layer makes of a token depends little on how many there are.
@@ -47,11 +47,11 @@ def convert(folder: Path, out: Path, texts: Path | None = None) -> int:
         raise ModelLoadError(f"{folder} is of {config.architecture}; FP8 is for {families}")
     sequences = None if texts is None else list(_tokens(folder, _lines(texts), config))
     stored = open_weights(folder)
-    with tqdm(desc="weights", unit="weight", disable=None) as bar:
+    with Bar(desc="weights", unit="weight") as bar:
         weights = RecordingWeights(stored, _MAX_TOKENS, bar.update)
         model = build_model(config, weights, torch.float32, CPU, _MAX_TOKENS)
     if sequences is not None:
-        run_texts(model, tqdm(sequences, "texts", disable=None, unit="text"))
+        run_texts(model, Bar(sequences, "texts", unit="text"))
     static = sequences is not None
     write_folder(folder, out, fp8_tensors(stored.root, weights.products, static), static)
     return len(weights.products)
