@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import compiled_by
+from tests.programs import COMPILED_S, compiled_by
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton"),
+    pytest.mark.timeout(COMPILED_S),
+]
 SCRIPT = Path(__file__).with_name("prebuild_kernels.py")
 
 

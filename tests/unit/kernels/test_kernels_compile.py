@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import compiled_by
+from tests.programs import COMPILED_S, compiled_by
 
+pytestmark = pytest.mark.timeout(COMPILED_S)
 SCRIPT = Path(__file__).with_name("compile_for_hopper.py")
 
 
