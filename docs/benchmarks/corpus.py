@@ -2,8 +2,8 @@
 
     python docs/benchmarks/corpus.py [ROWS] [WORDS]
 
-Random words, WORDS of them a row at most. Prints one line of JSON: rows a second, and a second of CPU time, which
-also holds where other things run. The job's include the load of the model.
+Random words, WORDS of them a row at most. Prints one line of JSON: rows a second, and a second of CPU time,
+which also holds where other things run. The job's include the load of the model.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def write_corpus(path: Path, rows: int, most_words: int) -> None:
 
 
 def engine_alone(model: LoadedModel, texts: list[str]) -> tuple[float, float]:
-    """Seconds, and those of CPU, of the forwards alone, sorted and packed as a job's are; no reading, writing or scheduling."""
+    """Seconds, and those of CPU, of the forwards alone, sorted and packed as a job's are."""
     sequences = sorted(model.tokenizer.encode(texts), key=len, reverse=True)
     started_s, started_cpu_s = time.perf_counter(), time.process_time()
     batch, tokens, running = [], 0, None

@@ -30,8 +30,8 @@ def run(options: CorpusOptions, ray: RayOptions | None, model: ModelSource, vers
 
                 with RayPool(ray) as pool:
                     summary, status = run_job(options, model, version, pool.run, pool.actors)
-    except CorpusError as error:
-        _say(f"error: {error}")
+    except (CorpusError, OSError) as error:
+        _say(f"error: {' '.join(str(error).split())}")
         return FAILED
     except signals.Stopped as stopped:
         _say(f"error: {stopped}")

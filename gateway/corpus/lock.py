@@ -18,7 +18,7 @@ from typing import IO
 
 import msgspec
 
-from gateway.corpus.errors import RefusedError
+from gateway.corpus.errors import OutputError, RefusedError
 from gateway.corpus.store import JOB, Store
 
 _NAME = f"{JOB}/lock.json"
@@ -73,8 +73,11 @@ class Lock:
     def _flock(self) -> IO[bytes]:
         """The file stays when the lock is given back: removing it would let two drivers lock two files."""
         path = Path(self._store.path(_NAME))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+b")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("a+b")
+        except OSError as error:
+            raise OutputError.of(error, self._store.url) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -32,6 +32,7 @@ class Store:
         self.filesystem = place.filesystem
         self.root = place.path.rstrip("/")
         self.local = place.local
+        self._made: set[str] = set()
 
     def path(self, name: str) -> str:
         """Where `name` is in the filesystem."""
@@ -66,11 +67,17 @@ class Store:
                 with self._renamed(Path(self.path(name))) as stream:
                     yield stream
             else:
-                self.filesystem.create_dir(self.path(name).rpartition("/")[0], recursive=True)
+                self._make(self.path(name).rpartition("/")[0])
                 with self.filesystem.open_output_stream(self.path(name)) as stream:
                     yield stream
         except OSError as error:
             raise OutputError.of(error, name) from error
+
+    def _make(self, folder: str) -> None:
+        """Some stores want folders; in others each costs a request, so once is enough."""
+        if folder not in self._made:
+            self.filesystem.create_dir(folder, recursive=True)
+            self._made.add(folder)
 
     @contextmanager
     def _renamed(self, path: Path) -> Iterator[Any]:

@@ -202,5 +202,8 @@ async def _timed(engine: Engine, options: SchedulerOptions) -> SchedulerOptions:
     """With the times of a device's steps, so that batches are large from the first one on."""
     if not engine.info.device.startswith("cuda"):
         return options
-    async with asyncio.timeout(options.step_timeout_s):
-        return replace(options, cost_points=await measure(engine, options.max_budget_tokens))
+    try:
+        async with asyncio.timeout(options.step_timeout_s):
+            return replace(options, cost_points=await measure(engine, options.max_budget_tokens))
+    except TimeoutError as error:
+        raise CorpusError(f"the model's first steps did not end in {options.step_timeout_s:g} s") from error

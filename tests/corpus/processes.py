@@ -21,14 +21,20 @@ FAKE = ("-m", "tests.corpus.fake_command")
 class CorpusProcess:
     """`python PROGRAM corpus FLAGS`, ended by the end of its block at the latest."""
 
-    def __init__(self, *flags: str | Path, program: Sequence[str] = FAKE, **variables: str) -> None:
+    def __init__(
+        self,
+        *flags: str | Path,
+        program: Sequence[str] = FAKE,
+        stderr: int = subprocess.PIPE,
+        **variables: str,
+    ) -> None:
         self._process = subprocess.Popen(
             [sys.executable, *program, *map(str, flags)],
             cwd=ROOT,
             env=os.environ | {"HF_HUB_OFFLINE": "1"} | variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import resource
 import signal
+import termios
 import time
 from pathlib import Path
 
@@ -91,6 +93,27 @@ def test_a_file_size_limit_is_a_full_disk(tmp_path: Path) -> None:
     status, summary, _ = run(*given, FAKE_DIMENSIONS="128")
     assert (status, summary["rows_out"]) == (0, ROWS)
     assert len(rows(tmp_path / "out")) == ROWS
+
+
+def test_a_terminal_has_a_bar(tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 200))
+    with CorpusProcess(*flags(tmp_path), stderr=theirs, FAKE_STEP_S="0.01") as process:
+        os.close(theirs)
+        assert process.wait()[0] == 0
+    shown = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert "rows/s" in shown
+    assert "tokens/s a worker" in shown
+    assert "100%" in shown
+
+
+def test_an_out_that_cannot_be_written_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file, no folder")
+    status, _, err = run(*flags(tmp_path))
+    assert status == 1
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
 
 
 def test_the_bar_is_for_terminals_only(tmp_path: Path) -> None:
