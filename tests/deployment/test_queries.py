@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,12 +155,16 @@ def test_queries_use_the_variables_that_there_are(page: promql.Page) -> None:
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="no promtool here")
-@pytest.mark.parametrize("command", [("rules", "alerts.yml"), ("config", "prometheus.yml")])
-def test_prometheus_takes_the_files(command: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("check", "rules", files.FOLDER / "prometheus" / "alerts.yml"),
+        ("check", "config", files.FOLDER / "prometheus" / "prometheus.yml"),
+        ("test", "rules", files.ROOT / "tests" / "deployment" / "alerts_test.yml"),
+    ],
+    ids=["rules", "config", "what fires"],
+)
+def test_prometheus_takes_the_files(command: tuple[str | Path, ...]) -> None:
     assert PROMTOOL is not None
-    what, name = command
-    path = files.FOLDER / "prometheus" / name
-    done = subprocess.run(
-        [PROMTOOL, "check", what, path], check=False, capture_output=True, text=True, timeout=30
-    )
+    done = subprocess.run([PROMTOOL, *command], check=False, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stdout + done.stderr
