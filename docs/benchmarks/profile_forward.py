@@ -3,9 +3,9 @@
     python docs/benchmarks/profile_forward.py [--model pplx-embed] [--out profile.md]
 
 Steps of the engine at replay, as CUPTI sees them through torch.profiler. "us" is the sum of a kernel's own
-times in one step, the mean of STEPS: kernels that are brought up early wait in theirs for the one before, so
-that sums may exceed "step", the time from the first kernel's start to the last one's end. "idle": when no
-kernel ran. Random weights, the model's shapes.
+times in one step, the mean of STEPS, and "share" its part of all kernels'. Traced kernels do not overlap as
+they do otherwise, and what is brought up early counts its wait for the kernel before: `kernels.py` times forwards.
+Random weights, the model's shapes.
 """
 
 from __future__ import annotations
@@ -81,18 +81,12 @@ def spans_of(engine: Engine, count: int, length: int) -> list[list[Span]]:
 
 
 def table_of(title: str, steps: Sequence[Sequence[Span]]) -> list[str]:
-    """Lines of Markdown: the step, then each kernel, the longest first."""
+    """Lines of Markdown: all kernels, then each of them, the longest first."""
     sums: dict[str, list[float]] = defaultdict(list)
-    whole = busy = 0.0
-    for spans in steps:
-        end = first = spans[0].start_us
-        for span in spans:
-            sums[span.name].append(span.us)
-            busy += max(span.start_us + span.us - max(end, span.start_us), 0.0)
-            end = max(end, span.start_us + span.us)
-        whole += end - first
-    whole, busy = whole / len(steps), busy / len(steps)
-    lines = [f"\n### {title}\n\nstep {whole:.0f} us, idle {whole - busy:.0f}\n"]
+    for span in (span for spans in steps for span in spans):
+        sums[span.name].append(span.us)
+    whole = sum(map(sum, sums.values())) / len(steps)
+    lines = [f"\n### {title}: {whole:.0f} us\n"]
     lines += ["| kind | kernel | launches | us | each | share |", "|---|---|---:|---:|---:|---:|"]
     for name, times in sorted(sums.items(), key=lambda item: -sum(item[1])):
         us, launches = sum(times) / len(steps), len(times) / len(steps)
