@@ -4,7 +4,8 @@
 
 Steps of the engine at replay, as CUPTI sees them through torch.profiler. "us" is the sum of a kernel's own
 times in one step, the mean of STEPS, and "share" its part of all kernels'. Traced kernels do not overlap as
-they do otherwise, and what is brought up early counts its wait for the kernel before: `kernels.py` times forwards.
+they do otherwise, and what is brought up early counts its wait for the kernel before. For times of forwards
+see kernels.py.
 Random weights, the model's shapes.
 """
 
