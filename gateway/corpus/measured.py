@@ -18,12 +18,12 @@ class Speed(NamedTuple):
 GPU = "H200"
 # Random weights in the models' shapes, bfloat16, token ids. Source: docs/benchmarks/h200.
 SPEEDS = (
-    Speed("pplx-embed", 1024, 512, 1044),
-    Speed("pplx-embed", 1024, 1024, 492),
-    Speed("pplx-embed", 1024, 4096, 81),
-    Speed("bge-m3", 1024, 512, 1612),
-    Speed("bge-m3", 1024, 1024, 734),
-    Speed("bge-m3", 1024, 4096, 131),
+    Speed("pplx-embed", 1024, 512, 1063),
+    Speed("pplx-embed", 1024, 1024, 485),
+    Speed("pplx-embed", 1024, 4096, 78.64),
+    Speed("bge-m3", 1024, 512, 1588),
+    Speed("bge-m3", 1024, 1024, 720.4),
+    Speed("bge-m3", 1024, 4096, 129),
     Speed("bge-base", 768, 50, 52_687),
 )
 # Bytes of text a second that are read to count lines, of one file, on one core of a Xeon.
