@@ -14,8 +14,7 @@ import aiohttp
 from tests.browser.bidi import LIMIT_S, Wire
 
 KINDS = ("chromium", "firefox")
-# First found, first used.
-PROGRAMS = {"chromium": ("chromium", "google-chrome"), "firefox": ("firefox-esr", "firefox")}
+PROGRAMS = {"chromium": "chromium", "driver": "chromedriver", "firefox": "firefox-esr"}
 _FIREFOX_PREFERENCES = """
 user_pref("layout.css.prefers-color-scheme.content-override", {scheme});
 user_pref("browser.shell.checkDefaultBrowser", false);
@@ -25,15 +24,15 @@ user_pref("remote.active-protocols", 1);
 
 
 def program(kind: str) -> str:
-    """Where the browser is.
+    """Where it is.
 
     Raises:
         RuntimeError: nowhere.
     """
-    for name in PROGRAMS[kind]:
-        if found := shutil.which(name):
-            return found
-    raise RuntimeError(f"there is no {' or '.join(PROGRAMS[kind])}: see `make test-browser`")
+    found = shutil.which(PROGRAMS[kind])
+    if found is None:
+        raise RuntimeError(f"there is no {PROGRAMS[kind]}: see `make test-browser`")
+    return found
 
 
 @asynccontextmanager
@@ -54,11 +53,8 @@ async def browser(kind: str, profile: Path, *, dark: bool = False) -> AsyncItera
 
 @asynccontextmanager
 async def _chromium(profile: Path, dark: bool) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
-    driver = shutil.which("chromedriver")
-    if driver is None:
-        raise RuntimeError("there is no chromedriver: see `make test-browser`")
     process = await asyncio.create_subprocess_exec(
-        driver, "--port=0", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        program("driver"), "--port=0", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
     try:
         port = await _line(process.stdout, r"started successfully on port (\d+)")

@@ -1,0 +1,116 @@
+"""Light, dark and narrow: nothing that axe-core finds serious, nothing cut off; pictures, if asked for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.browser.bidi import Tab, Wire
+from tests.browser.conftest import Opener
+from tests.browser.test_playground import DONE
+from tests.e2e.server_process import ServerProcess
+
+NARROW = 360
+_AXE = """axe.run().then(({ violations }) => violations
+  .filter(({ impact }) => impact === "serious" || impact === "critical")
+  .map(({ id, nodes }) => [id, ...nodes.map((node) => `${node.target} ${node.failureSummary}`)]))"""
+
+
+@contextmanager
+def work(server: ServerProcess) -> Iterator[None]:
+    """Requests of many sizes, until the block ends."""
+    stop = threading.Event()
+
+    def ask(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        while not stop.is_set():
+            count = int(rng.choice([1, 1, 1, 2, 2, 4, 8, 16]))
+            lengths = rng.choice([8, 12, 30, 60, 100, 200], count)
+            server.post("/v1/embeddings", {"input": [[5] * int(length) for length in lengths]})
+            time.sleep(rng.random() / 20)
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+async def serious(tab: Tab, axe: str) -> list[Any]:
+    """What axe-core finds. Its code comes through the debugger, not through the page's policy."""
+    await tab.value(f"(() => {{ {axe}\n }})()")
+    found: list[Any] = await tab.value(_AXE)
+    return found
+
+
+def keep(request: pytest.FixtureRequest, name: str, picture: bytes) -> None:
+    folder: Path | None = request.config.getoption("--screenshots")
+    if folder is not None and "chromium" in request.node.name:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.png").write_bytes(picture)
+
+
+async def look(tab: Tab, axe: str, request: pytest.FixtureRequest, name: str) -> None:
+    assert await serious(tab, axe) == []
+    wide = await tab.value("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert wide <= 0, f"{wide} px are cut off"
+    keep(request, name, await tab.screenshot())
+
+
+async def busy(tab: Tab, request: pytest.FixtureRequest) -> None:
+    """Wait until there is something to see; for pictures, more of it."""
+    await tab.until("document.querySelectorAll('.map [data-state=\"captured\"]').length > 8")
+    if request.config.getoption("--screenshots") and "chromium" in request.node.name:
+        await tab.until("document.querySelector('.tile path').getAttribute('d').split('L').length > 25", 60.0)
+
+
+@pytest.mark.parametrize("width", [1280, NARROW])
+async def test_light(
+    light: Wire, opened: Opener, graphed: ServerProcess, axe: str, request: pytest.FixtureRequest, width: int
+) -> None:
+    tab = await opened(light, graphed.url, width=width)
+    with work(graphed):
+        await busy(tab, request)
+        await look(tab, axe, request, "dashboard" if width > NARROW else "dashboard-narrow")
+
+
+async def test_dark(
+    dark: Wire, opened: Opener, graphed: ServerProcess, axe: str, request: pytest.FixtureRequest
+) -> None:
+    tab = await opened(dark, graphed.url)
+    assert await tab.value("matchMedia('(prefers-color-scheme: dark)').matches")
+    with work(graphed):
+        await busy(tab, request)
+        await look(tab, axe, request, "dashboard-dark")
+
+
+@pytest.mark.parametrize("width", [1280, NARROW])
+async def test_playground(
+    light: Wire, opened: Opener, minilm: ServerProcess, axe: str, request: pytest.FixtureRequest, width: int
+) -> None:
+    tab = await opened(light, minilm.url, width=width)
+    await tab.until("!document.getElementById('try-form').hidden")
+    await tab.click("#run")
+    await tab.until(DONE)
+    await look(tab, axe, request, "playground" if width > NARROW else "playground-narrow")
+
+
+async def test_dark_playground(
+    dark: Wire, opened: Opener, minilm: ServerProcess, axe: str, request: pytest.FixtureRequest
+) -> None:
+    tab = await opened(dark, minilm.url)
+    await tab.until("!document.getElementById('try-form').hidden")
+    await tab.click("#run")
+    await tab.until(DONE)
+    await look(tab, axe, request, "playground-dark")
