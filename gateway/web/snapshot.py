@@ -40,6 +40,7 @@ class Snapshot:
         self._gateway, self._scheduler, self._engine, self._fleet = gateway, scheduler, engine, fleet
         self._work = work
         self._coverage = Coverage()
+        self._look_at_graphs = False  # of 512 shapes it takes nearly all of an update's time
         self._started_s = time.monotonic()
         self._model = {
             "model": names[0],
@@ -68,15 +69,17 @@ class Snapshot:
         return _event("model", told) + _event("numbers", self._numbers(metrics))
 
     def changes(self) -> bytes:
-        """All numbers, and those graphs that are not what they were."""
+        """All numbers, and of every other call those graphs that are not what they were."""
         told = self._numbers(self._scheduler())
-        if cells := self._coverage.changes(self._engine().get("graphs")):
+        self._look_at_graphs = not self._look_at_graphs
+        if self._look_at_graphs and (cells := self._coverage.changes(self._engine().get("graphs"))):
             told["cells"] = cells
         return _event("numbers", told)
 
     def _numbers(self, metrics: SchedulerMetrics) -> dict[str, Any]:
         gateway = self._gateway
         routes = [route for path, route in gateway.routes.items() if path in self._work]
+        durations = [route.seconds.counts for route in routes]
         return {
             "s": round(time.monotonic() - self._started_s, 3),
             "requests": sum(sum(route.statuses.values()) for route in routes),
@@ -92,7 +95,7 @@ class Snapshot:
             "busy_ms": round(metrics.step_ms.total, 3),
             "queue": metrics.queue_ms.counts,
             "tokenization": gateway.tokenization.counts,
-            "whole": [sum(counts) for counts in zip(*(route.seconds.counts for route in routes), strict=True)],
+            "whole": [sum(counts) for counts in zip(*durations, strict=True)],
             "step": metrics.step_ms.counts,
             "batch_seqs": metrics.seqs_per_batch.counts,
             "batch_tokens": metrics.tokens_per_batch.counts,

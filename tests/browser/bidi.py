@@ -62,17 +62,15 @@ class Wire:
 class Tab:
     """One tab. `log` is the console's errors and warnings so far."""
 
-    def __init__(self, wire: Wire, context: str) -> None:
-        self._wire, self._context = wire, context
+    def __init__(self, wire: Wire, context: str, width: int) -> None:
+        self._wire, self._context, self._width = wire, context, width
 
     @classmethod
     async def open(cls, wire: Wire, url: str, width: int = 1280, height: int = 900) -> Tab:
         wire.log.clear()
         context = (await wire.ask("browsingContext.create", type="tab"))["context"]
-        tab = cls(wire, context)
-        await wire.ask(
-            "browsingContext.setViewport", context=context, viewport={"width": width, "height": height}
-        )
+        tab = cls(wire, context, width)
+        await tab._resize(height)
         await wire.ask("script.addPreloadScript", functionDeclaration=_WATCH, contexts=[context])
         await tab.go(url)
         return tab
@@ -142,10 +140,13 @@ class Tab:
 
     async def screenshot(self) -> bytes:
         """All of the page, from top to bottom, as a PNG."""
-        shot = await self._wire.ask(
-            "browsingContext.captureScreenshot", context=self._context, origin="document"
-        )
+        await self._resize(await self.value("document.documentElement.scrollHeight"))
+        shot = await self._wire.ask("browsingContext.captureScreenshot", context=self._context)
         return base64.b64decode(shot["data"])
+
+    async def _resize(self, height: int) -> None:
+        viewport = {"width": self._width, "height": height}
+        await self._wire.ask("browsingContext.setViewport", context=self._context, viewport=viewport)
 
     async def _element(self, selector: str) -> str:
         expression = f"document.querySelector({json.dumps(selector)})"

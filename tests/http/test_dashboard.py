@@ -196,7 +196,7 @@ async def test_all_are_told_by_one_task_that_ends_with_the_last(fast: None) -> N
         for events in all_events:
             for _ in range(10):
                 await anext(events)
-        assert 8 <= engine.asked - before < 20
+        assert 3 <= engine.asked - before <= 12  # in 10 updates; each for itself would be 50
         for stream in streams:
             await stream.__aexit__(None, None, None)
         await until(lambda: not feeding())

@@ -32,7 +32,7 @@ export class Coverage {
     this.columns.push(0); // all that is larger
     const head = this.columns.map((bucket) => make("th", { scope: "col" }, make("span", { className: isPower(bucket) ? "" : "hidden" }, bucket ? `${bucket}` : `>${this.most}`)));
     const rows = known(seqs, 1).map((bucket) => this.row(bucket));
-    const corner = make("th", { scope: "col", className: "corner" }, "sequences ↓ tokens →");
+    const corner = make("th", { scope: "col", className: "corner" }, "sequences ↓\ntokens →");
     const table = make("table", { className: "map", role: "grid", "aria-labelledby": "graphs-title" });
     table.append(make("thead", {}, make("tr", {}, corner, ...head)), make("tbody", {}, ...rows));
     table.addEventListener("keydown", (event) => this.move(event));
