@@ -73,8 +73,12 @@ class Seen:
 
 
 def sample(pid: int, at_s: float, requests: int) -> Sample:
+    """Raises ProcessLookupError when the process has ended, or is about to: it has no memory any more."""
     status = Path(f"/proc/{pid}/status").read_text()
-    rss = int(re.search(r"VmRSS:\s+(\d+)", status)[1]) * 1024  # type: ignore[index]
+    memory = re.search(r"VmRSS:\s+(\d+)", status)
+    if memory is None:
+        raise ProcessLookupError(" ".join(status.split()[:8]))
+    rss = int(memory[1]) * 1024
     threads = int(re.search(r"Threads:\s+(\d+)", status)[1])  # type: ignore[index]
     descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
     return Sample(at_s, requests, rss, descriptors, threads, gpu_bytes())
@@ -161,10 +165,14 @@ class Load:
         running: set[asyncio.Task[None]] = set()
         number, next_sample_s = 0, 0.0
         while (now_s := time.perf_counter() - self.begin_s) < seconds and number < requests:
-            if self.seen.failed > MOST_FAILED or server.ended:
+            if self.seen.failed > MOST_FAILED:
                 break
             if now_s >= next_sample_s:
-                self.seen.samples.append(sample(server.pid, now_s, number))
+                try:
+                    self.seen.samples.append(sample(server.pid, now_s, number))
+                except ProcessLookupError as error:
+                    self.seen.failures[str(error)] += 1
+                    break
                 next_sample_s += seconds / 100
             if number / rate - now_s > 0.001:
                 await asyncio.sleep(number / rate - now_s)
@@ -239,6 +247,8 @@ def soak(
             return await load.open(rate, seconds, requests, server)
 
         seen = uvloop.run(run())
+        if seen.failed:
+            time.sleep(2.0)  # for a process that is about to end
         if seen.failed > MOST_FAILED or server.ended:
             status, last = server.wait() if server.ended else None, server.stdout[-1:]
             failed = {"failed": dict(seen.failures), "requests": len(seen.taken_s), "status": status}
