@@ -14,7 +14,7 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-from tokenizers.normalizers import Normalizer, Precompiled
+from tokenizers.normalizers import Precompiled
 
 from gateway.tokenization.kernels.arrays import (
     BLOCK_SIZE,
@@ -163,22 +163,28 @@ def _characters(block: int) -> list[str]:
 
 @cache
 def _boundaries(block: int) -> UInt8:
-    """JOINS and PREPENDS of a block's characters, u8[256]: the library swallows them beside an "x"."""
-    probe, classes = Precompiled(_probe_map()), np.zeros(BLOCK_SIZE, np.uint8)
+    """JOINS, PREPENDS and CONTROL of a block's characters, u8[256], by what the library makes of their likes.
+
+    It swallows what joins a key or is joined by it. Of two marks that are keys it swallows the second, unless
+    they join what is before them and are looked up one by one.
+    """
+    letters, marks = Precompiled(_probe_map(b"x")), Precompiled(_probe_map(_ACUTE.encode()))
+    classes = np.zeros(BLOCK_SIZE, np.uint8)
     for index, text in enumerate(_characters(block)):
-        if text and probe.normalize_str("x" + text) == "y":
+        if text and letters.normalize_str("x" + text) == "y":
             classes[index] |= JOINS
-        if text and probe.normalize_str(f"{text}x{_ACUTE}") == f"{text}y{_ACUTE}":
+        if text and letters.normalize_str(f"{text}x{_ACUTE}") == f"{text}y{_ACUTE}":
             classes[index] |= PREPENDS
+        if text and marks.normalize_str(text + 2 * _ACUTE) == text + "y":
+            classes[index] |= CONTROL
     return classes
 
 
 class Classifier:
-    """Fills in the classes of a charsmap's code points. normalizer: the library's, with the same map."""
+    """Fills in the classes of a charsmap's code points."""
 
-    def __init__(self, charsmap: Charsmap, normalizer: Normalizer | None) -> None:
+    def __init__(self, charsmap: Charsmap) -> None:
         self._charsmap = charsmap
-        self._normalizer = normalizer
         self.classify(0)
 
     def classify(self, block: int) -> None:
@@ -192,8 +198,6 @@ class Classifier:
             self._charsmap.units, np.frombuffer(b"".join(encoded) + b"\0", np.uint8), bounds, classes
         )
         classes |= _boundaries(block)
-        for index in np.flatnonzero(classes & (MAPPED | OPENS)):
-            classes[index] |= np.uint8(self._control(texts[index], int(classes[index])))
         for place, text in enumerate(texts):
             if text and text in BLANKS and not classes[place] & MAPPED:
                 classes[place] |= BLANK
@@ -202,15 +206,6 @@ class Classifier:
         classes[[point == MARK_POINT for point in points]] |= IS_MARK
         known = self._charsmap.characters[points[0] : points[0] + BLOCK_SIZE]
         known[:] = known & ~np.uint32(KIND) | classes
-
-    def _control(self, text: str, own: int) -> int:
-        """CONTROL if a mark does not join `text`, RISKY if that cannot be seen."""
-        if self._normalizer is None or len(text.encode()) + len(_ACUTE.encode()) >= 6:
-            return 0
-        if not own & MAPPED:
-            return RISKY if not text.isprintable() else 0
-        alone = self._normalizer.normalize_str(text)
-        return CONTROL if self._normalizer.normalize_str(text + _ACUTE) == alone + _ACUTE else 0
 
 
 def read_charsmap(precompiled: str | None, added_leads: UInt8, labels: UInt16) -> tuple[Charsmap, Classifier]:
@@ -235,13 +230,15 @@ def read_charsmap(precompiled: str | None, added_leads: UInt8, labels: UInt16) -
         ascii_mapped[point] = -1 if at < 0 and chr(point) in BLANKS else max(at, 0)
     nothing = np.zeros(256, np.int32)
     charsmap = Charsmap(units, pool, characters, ascii_mapped, added_leads, nothing).looking_for(added_leads)
-    return charsmap, Classifier(charsmap, Precompiled(blob) if blob else None)
+    return charsmap, Classifier(charsmap)
 
 
-def _probe_map() -> bytes:
-    """A map with one entry, "x" to "y": what it swallows beside an x is of the x's grapheme."""
-    letter, leaf = ord("x"), 1
-    units = np.zeros(256, "<u4")
-    units[letter] = (letter ^ leaf) << 10 | 0x100 | letter
+def _probe_map(key: bytes) -> bytes:
+    """A map with one entry, of one byte or two, to "y"."""
+    units, leaf, node = np.zeros(1024, "<u4"), 1, 0
+    for depth, byte in enumerate(key):
+        here, ends = node ^ byte, depth == len(key) - 1
+        node = leaf if ends else 256 * (depth + 1)
+        units[here] = (here ^ node) << 10 | ends << 8 | byte
     units[leaf] = 1 << 31
     return int(units.nbytes).to_bytes(4, "little") + units.tobytes() + b"y\0"
