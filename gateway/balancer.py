@@ -20,7 +20,7 @@ from gateway.replicas.chunks import MOST_TOKENS, Chunk, ChunkQueue, chunk_limits
 from gateway.replicas.errors import Busy, Expired, Lost, NotSent, Rejected, ReplicaError, Unavailable
 from gateway.replicas.replica import Replica
 from rose.batch import NO_TOKEN_OUTPUTS, BatchResult, EngineInfo, Int32, TokenOutput
-from scheduler.admission import check_lengths, check_room, check_spans, check_token_outputs
+from scheduler.admission import check_room, job_size
 from scheduler.errors import Draining, NoReplica, SchedulerError, StepFailed, StepOutOfMemory
 from scheduler.metrics import SchedulerMetrics
 from scheduler.options import SchedulerOptions
@@ -165,12 +165,7 @@ class Balancer:
         token_outputs: frozenset[TokenOutput],
     ) -> Job:
         """Queue a job's chunks, or raise; see `run`."""
-        num_tokens = check_lengths(sequences, token_type_ids, self._info.max_batch_tokens)
-        num_rows = len(sequences)
-        if spans is not None:
-            num_rows = check_spans(sequences, spans, self._info.max_batch_seqs)
-        if token_outputs:
-            check_token_outputs(sequences, token_outputs, self._info)
+        num_tokens, num_rows = job_size(sequences, token_type_ids, spans, token_outputs, self._info)
         try:
             self._check_open()
             check_room(self._queue, self._options, self, num_tokens, len(sequences))

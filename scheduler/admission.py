@@ -30,6 +30,26 @@ class Rate(Protocol):
         ...
 
 
+def job_size(
+    sequences: Sequence[Int32],
+    token_type_ids: Sequence[Int32 | None] | None,
+    spans: Sequence[Int32 | None] | None,
+    token_outputs: frozenset[TokenOutput],
+    info: EngineInfo,
+) -> tuple[int, int]:
+    """The tokens of a job, and the rows that its result will have.
+
+    Raises:
+        ValueError: the engine cannot run it; see the checks below.
+    """
+    num_tokens, num_rows = check_lengths(sequences, token_type_ids, info.max_batch_tokens), len(sequences)
+    if spans is not None:
+        num_rows = check_spans(sequences, spans, info.max_batch_seqs)
+    if token_outputs:
+        check_token_outputs(sequences, token_outputs, info)
+    return num_tokens, num_rows
+
+
 def check_lengths(
     sequences: Sequence[Int32], token_type_ids: Sequence[Int32 | None] | None, max_tokens: int
 ) -> int:

@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 
 from rose.batch import NO_TOKEN_OUTPUTS, Engine, Int32, RaggedBatch, TokenOutput
 from rose.errors import EngineDeadError, OutOfMemoryError, StepError
-from scheduler.admission import check_lengths, check_room, check_spans, check_token_outputs
+from scheduler.admission import check_room, job_size
 from scheduler.errors import Draining, EngineDead, SchedulerError, StepFailed, StepOutOfMemory
 from scheduler.inflight import InFlight, Step
 from scheduler.metrics import SchedulerMetrics
@@ -161,12 +161,7 @@ class Batcher:
         token_outputs: frozenset[TokenOutput],
     ) -> Job:
         """Queue a job, or raise; see `run`."""
-        num_tokens = check_lengths(sequences, token_type_ids, self._info.max_batch_tokens)
-        num_rows = len(sequences)
-        if spans is not None:
-            num_rows = check_spans(sequences, spans, self._info.max_batch_seqs)
-        if token_outputs:
-            check_token_outputs(sequences, token_outputs, self._info)
+        num_tokens, num_rows = job_size(sequences, token_type_ids, spans, token_outputs, self._info)
         try:
             self._check_open()
             check_room(self._queue, self._options, self._pacer.cost, num_tokens, len(sequences))
