@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.browser.bidi import Tab, Wire
 from tests.browser.conftest import Opener
@@ -58,7 +60,8 @@ def keep(request: pytest.FixtureRequest, name: str, picture: bytes) -> None:
     folder: Path | None = request.config.getoption("--screenshots")
     if folder is not None and "chromium" in request.node.name:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.png").write_bytes(picture)
+        few_colours = Image.open(io.BytesIO(picture)).convert("RGB").quantize(128)
+        few_colours.save(folder / f"{name}.png", optimize=True)
 
 
 async def look(tab: Tab, axe: str, request: pytest.FixtureRequest, name: str) -> None:
