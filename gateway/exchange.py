@@ -249,6 +249,11 @@ class Door:
         )
 
 
+def give(request: web.BaseRequest, answer: Answer) -> web.Response:
+    """A page where no door is."""
+    return _response(_reply(request.headers, answer.status, answer, None, None))
+
+
 def refuse(request: web.BaseRequest, error: ApiError) -> web.Response:
     """The answer for `error` where no door is."""
     return _response(_refusal(request.headers, error, Media.JSON, None, None))

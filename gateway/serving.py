@@ -171,7 +171,7 @@ class Server:
             loop.add_signal_handler(number, self._on_signal, number)
         if self._options.replica_of is not None:
             parent.when_told(lambda: self._end("the gateway has ended"))
-        await self._port.open()
+        await self._port.open(dashboard=self._options.gateway.dashboard)
         starting = loop.create_task(self._start())
         first: list[asyncio.Future[Any]] = [starting, self._ended]
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)

@@ -10,17 +10,19 @@ import errno
 import os
 import socket
 import ssl
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from aiohttp import hdrs, web
 
 from gateway.errors import ApiError, ErrorKind
-from gateway.exchange import REQUEST_ID, SERVER, refuse, request_id
+from gateway.exchange import REQUEST_ID, SERVER, Handler, Page, give, refuse, request_id
 from gateway.listener import prepare
 from gateway.media import Media
 from gateway.metrics import GatewayMetrics
 from gateway.openapi import WORK
+from gateway.routes.dashboard import pages
 from gateway.routes.health import HEALTH_PATH
 from gateway.schemas import Status, encode
 from gateway.strays import STRAYS, Strays
@@ -116,9 +118,9 @@ class Port:
         """The unix socket's path, if it is one."""
         return self._path
 
-    async def open(self) -> None:
-        """Answer: /health is 200, everything else 503 with Retry-After."""
-        self._loading = await prepare(_loading_app())
+    async def open(self, *, dashboard: bool = False) -> None:
+        """Answer: /health is 200, the rest 503 with Retry-After. dashboard: the page at / is there, too."""
+        self._loading = await prepare(_loading_app(pages() if dashboard else {}))
         loop = asyncio.get_running_loop()
         listen = loop.create_server if self._path is None else loop.create_unix_server
         for listening in (self._socket, *(self._socket.dup() for _ in range(_ACCEPTS_A_TURN - 1))):
@@ -161,13 +163,24 @@ def _url(listening: socket.socket, scheme: str) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _loading_app() -> web.Application:
+def _loading_app(shown: Mapping[str, Page]) -> web.Application:
     app = web.Application()
     strays = app[STRAYS] = Strays(GatewayMetrics())
     strays.shapes |= {path: work.shape for work in WORK for path in work.paths}
     app.router.add_get(HEALTH_PATH, _alive)
+    for path, page in shown.items():
+        app.router.add_get(path, _showing(page))
     app.router.add_route(hdrs.METH_ANY, "/{path:.*}", _not_ready, expect_handler=strays.expectation)
     return app
+
+
+def _showing(page: Page) -> Handler:
+    async def show(request: web.Request) -> web.StreamResponse:
+        response = give(request, page(request.headers))
+        response.force_close()
+        return response
+
+    return show
 
 
 async def _alive(request: web.Request) -> web.Response:

@@ -23,9 +23,13 @@ class Routes(Protocol):
         ...
 
 
+def pages() -> dict[str, Page]:
+    """The page and its files, by path. They hold no numbers: a server may show them while it loads."""
+    return {PATH: files.file(files.PAGE)} | {f"{FOLDER}/{name}": files.file(name) for name in files.names()}
+
+
 def add(routes: Routes, feed: Feed) -> None:
-    """The page and what it needs."""
-    routes.file(PATH, FOLDER, files.file(files.PAGE))
-    for name in files.names():
-        routes.file(f"{FOLDER}/{name}", FOLDER, files.file(name))
+    """The page and what it lives on."""
+    for path, page in pages().items():
+        routes.file(path, FOLDER, page)
     routes.stream(EVENTS_PATH, feed.join)

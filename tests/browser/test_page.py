@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 
 from tests.browser.bidi import DOWN, ENTER, ESCAPE, LEFT, RIGHT, TAB, Wire
 from tests.browser.conftest import GRAPHED, KEY, Opener, post
+from tests.e2e.fake_server import SLOW_LOAD_SEED
 from tests.e2e.server_process import FAKE, ServerProcess
 
 STATE = "document.getElementById('state').textContent"
@@ -106,6 +108,18 @@ async def test_a_key_is_asked_for_and_stays_in_the_tab(light: Wire, opened: Open
         other = await opened(light, server.url, expected="401")
         await other.until(f"{STATE} === 'Key wanted'")  # and another does not
     assert KEY not in "".join([*server.stdout, *server.stderr])
+
+
+async def test_a_server_that_loads_has_it_already(light: Wire, opened: Opener) -> None:
+    seed = ("--seed", str(SLOW_LOAD_SEED))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with ServerProcess("--load-format", "dummy", "--port", str(port), *seed, program=FAKE) as server:
+        await asyncio.to_thread(server.wait_for, "bouquet")
+        await asyncio.sleep(0.5)
+        tab = await opened(light, f"http://127.0.0.1:{port}", expected="503")
+        await tab.until(f"{STATE} === 'Not ready'")
+        assert "starts" in await tab.text("#lead")
 
 
 async def test_a_server_that_went_is_found_again(light: Wire, opened: Opener) -> None:

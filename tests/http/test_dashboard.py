@@ -14,11 +14,13 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import pytest
 
 from gateway.drain import DRAIN
 from gateway.options import GatewayOptions
 from gateway.routes.dashboard import EVENTS_PATH
+from gateway.startup import Port, listen_on
 from gateway.tokenization.huggingface import HuggingFaceTokenizer
 from gateway.web import feed
 from gateway.web.feed import MAX_BEHIND, MAX_LISTENERS, Feed
@@ -125,6 +127,21 @@ async def test_without_it_the_root_is_tei_s_alone(tokenizer: HuggingFaceTokenize
         assert (await server.embed({"inputs": "a"}, path="/")).status == 200
         for path in (*FILES[1:], EVENTS_PATH):
             assert (await server.send("GET", path)).status == 404
+
+
+async def test_it_is_there_while_the_model_loads_and_its_numbers_are_not() -> None:
+    port = Port(listen_on("127.0.0.1", 0))
+    await port.open(dashboard=True)
+    try:
+        async with aiohttp.ClientSession(port.url) as session:
+            for path, status in (*((path, 200) for path in FILES), (EVENTS_PATH, 503), ("/info", 503)):
+                async with session.get(path) as answer:
+                    assert (answer.status, answer.headers["Connection"]) == (status, "close")
+                    assert ("Content-Security-Policy" in answer.headers) is (status == 200)
+            async with session.post("/", json={"inputs": "a"}) as answer:
+                assert answer.status == 503
+    finally:
+        await port.close()
 
 
 async def test_the_root_still_takes_work(server: Served) -> None:
