@@ -140,6 +140,7 @@ class FakeEngine:
         self._outcomes: deque[EngineError | None] = deque()
         self._hangs = 0
         self._free_at = 0.0
+        self._due: set[FakeLazyTensor] = set()
 
     @property
     def most_in_flight(self) -> int:
@@ -165,6 +166,7 @@ class FakeEngine:
     def die(self, reason: str = "the fake device is gone") -> None:
         """Fail what runs and refuse every later step, as after a sticky device error."""
         self._dead = reason
+        self._due.clear()
         while self.running:
             self.running.popleft().settle(EngineDeadError(reason))
 
@@ -172,6 +174,7 @@ class FakeEngine:
         """Settle the oldest `steps` steps now, in order, as the script says."""
         for _ in range(steps):
             lazy = self.running.popleft()
+            self._due.discard(lazy)
             lazy.settle(self._outcome(lazy.batch))
 
     def step(self, batch: RaggedBatch) -> FakeLazyTensor:
@@ -207,8 +210,12 @@ class FakeEngine:
         loop.call_at(self._free_at, self._finish_up_to, lazy)
 
     def _finish_up_to(self, lazy: FakeLazyTensor) -> None:
-        """Finish `lazy` unless an earlier step hangs: steps run one after another."""
-        if self.running and self.running[0] is lazy:
+        """Finish `lazy` once every earlier step is, and unless one hangs: steps run one after another.
+
+        Timers of a loop that is late fire in another order than their steps were launched in.
+        """
+        self._due.add(lazy)
+        while self.running and self.running[0] in self._due:
             self.finish()
 
     def _outcome(self, batch: RaggedBatch) -> BatchResult | EngineError:
