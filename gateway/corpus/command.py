@@ -12,6 +12,7 @@ from gateway.corpus.driver import FAILED, run_job
 from gateway.corpus.errors import CorpusError
 from gateway.corpus.local import run_here
 from gateway.corpus.options import CorpusOptions, ModelSource, RayOptions
+from gateway.corpus.store import JOB
 from gateway.corpus.summary import Summary
 
 
@@ -37,20 +38,26 @@ def run(options: CorpusOptions, ray: RayOptions | None, model: ModelSource, vers
         _say(f"error: {stopped}")
         return 128 + stopped.number
     written = msgspec.json.format(msgspec.json.encode(summary)) + b"\n"
-    if options.summary is not None:
-        Path(options.summary).write_bytes(written)
     sys.stdout.write(written.decode())
     sys.stdout.flush()
-    _say(_sentence(summary))
+    _say(_sentence(summary, options.out))
+    if options.summary is not None:
+        try:
+            Path(options.summary).write_bytes(written)
+        except OSError as error:
+            _say(f"error: --summary: {error}")
+            return status or FAILED
     return status
 
 
-def _sentence(summary: Summary) -> str:
+def _sentence(summary: Summary, out: str) -> str:
     why = f": {summary.reason}" if summary.reason else ""
     left = f", {summary.rows_left} are left" if summary.rows_left else ""
+    reasons = f" (why: {out.rstrip('/')}/{JOB}/rejected)" if summary.rejected else ""
+    others = f"; {summary.other_files} files of other kinds were passed over" if summary.other_files else ""
     return (
         f"{summary.status}{why}; {summary.rows_out} of {summary.rows_in} rows have a vector,"
-        f" {summary.rejected} are rejected{left}"
+        f" {summary.rejected} are rejected{reasons}{left}{others}"
     )
 
 

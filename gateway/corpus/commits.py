@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,6 +12,7 @@ from gateway.corpus.plan import Shard
 from gateway.corpus.store import JOB, Store
 
 _DONE, _REJECTED = f"{JOB}/done", f"{JOB}/rejected"
+_PART = re.compile(r"part-\d{6,}\.parquet")
 _READERS = 16
 
 
@@ -71,18 +73,25 @@ def _read(store: Store, shard: Shard, nbytes: int) -> Outcome | None:
     content = store.read(_marker(shard))
     if content is None:
         return None
-    outcome = msgspec.json.decode(content, type=Outcome)
+    try:
+        outcome = msgspec.json.decode(content, type=Outcome)
+    except msgspec.DecodeError:
+        return None
     return outcome if outcome.nbytes == nbytes else None
 
 
-def undo(store: Store, shard: Shard) -> None:
-    """Remove all that the shard wrote; the marker first, so that a part without one is all that can be left.
+def undo(store: Store) -> None:
+    """Remove all that shards wrote; markers first, so that parts without one are all that can be left.
 
     Raises:
         OutputError: a file cannot be removed.
     """
-    for name in (_marker(shard), part_name(shard), rejected_name(shard)):
+    for name in store.sizes(_DONE):
+        store.delete(f"{_DONE}/{name}")
+    for name in filter(_PART.fullmatch, store.sizes("")):
         store.delete(name)
+    for name in store.sizes(_REJECTED):
+        store.delete(f"{_REJECTED}/{name}")
 
 
 def _marker(shard: Shard) -> str:

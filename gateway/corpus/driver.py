@@ -11,7 +11,7 @@ from typing import Any
 from gateway.corpus import duplicates
 from gateway.corpus.bar import Bar
 from gateway.corpus.commits import Outcome, committed, undo
-from gateway.corpus.errors import CorpusError, RefusedError
+from gateway.corpus.errors import OTHERWISE, CorpusError, RefusedError
 from gateway.corpus.inputs import Inputs, find_inputs
 from gateway.corpus.job import changes, file_changes, forget_job, job_of, load_job, save_job
 from gateway.corpus.lock import Lock
@@ -69,7 +69,15 @@ def run_job(
         again = None if status else _count_duplicates(options, store, shards, done)
         seconds = time.perf_counter() - started_s
         summary = summarise(
-            shards, done, run, seconds=seconds, workers=workers, duplicate_ids=again, reason=reason
+            shards,
+            done,
+            run,
+            files=len(inputs.files),
+            other_files=inputs.others,
+            seconds=seconds,
+            workers=workers,
+            duplicate_ids=again,
+            reason=reason,
         )
         return summary, status or (0 if summary.status == "complete" and summary.balanced else FAILED)
 
@@ -102,34 +110,42 @@ def _planned(options: CorpusOptions, job: dict[str, Any], inputs: Inputs, store:
     Raises:
         RefusedError: OUT holds another job.
     """
-    before, plan = load_job(store), load_plan(store)
-    if before is not None and plan is not None:
-        shards, files = plan
-        found = [*changes(before, job), *file_changes(files, inputs.files)]
-        if not found and not options.redo:
-            return shards
-        if not options.redo:
-            raise RefusedError(
-                f"{store.url} holds a job with other settings: {'; '.join(found)}; give another OUT, or"
-                " --redo to embed all of it anew"
-            )
-        for shard in shards:
-            undo(store, shard)
-    return _plan_anew(options, job, inputs, store)
+    if not options.redo:
+        before, plan = load_job(store), load_plan(store)
+        if before is None or plan is None:
+            _refuse_files(store)
+        else:
+            shards, files = plan
+            found = [*changes(before, job), *file_changes(files, inputs.files)]
+            if not found:
+                return shards
+            if committed(store, shards):
+                raise RefusedError(
+                    f"{store.url} holds a job with other settings: {'; '.join(found)}; {OTHERWISE}"
+                )
+    planned = _plan(options, inputs)
+    undo(store)
+    forget_plan(store)
+    forget_job(store)
+    save_job(store, job)
+    save_plan(store, planned, inputs.files)
+    return planned
 
 
-def _plan_anew(options: CorpusOptions, job: dict[str, Any], inputs: Inputs, store: Store) -> list[Shard]:
+def _refuse_files(store: Store) -> None:
+    """Of a folder without a job: what is there is not ours, and readers of OUT would take it for a part."""
+    for name in sorted(store.sizes("")):
+        if name.endswith(".parquet"):
+            raise RefusedError(f"{store.url} has {name} and no job that it is of; {OTHERWISE}")
+
+
+def _plan(options: CorpusOptions, inputs: Inputs) -> list[Shard]:
     columns = Columns(options.text_column, options.id_column)
     pieces = inputs.pieces(columns, options.shard_rows, options.shard_bytes)
     inputs.id_type(columns)
     if options.refuse_duplicate_ids:
         _refuse_duplicates(inputs, pieces, columns)
-    shards = split(pieces, options.shard_rows, options.shard_bytes)
-    forget_plan(store)
-    forget_job(store)
-    save_job(store, job)
-    save_plan(store, shards, inputs.files)
-    return shards
+    return split(pieces, options.shard_rows, options.shard_bytes)
 
 
 def _refuse_duplicates(inputs: Inputs, pieces: Sequence[Any], columns: Columns) -> None:

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from pyarrow import parquet as pq
 
 from gateway.corpus.commits import part_name
+from gateway.corpus.errors import OutputError
 from gateway.corpus.inputs import Inputs, read_pieces
+from gateway.corpus.parquet_input import UNREADABLE
 from gateway.corpus.plan import Shard
 from gateway.corpus.rows import Columns, Piece
 from gateway.corpus.store import Store
@@ -37,11 +39,19 @@ def count_duplicates(hashes: Callable[[], Iterator[UInt64]], rows: int, most: in
 
 
 def in_parts(store: Store, shards: Sequence[Shard]) -> Iterator[UInt64]:
-    """Hashes of the ids that have a vector, a block a shard."""
+    """Hashes of the ids that have a vector, a block a shard.
+
+    Raises:
+        OutputError: a part is damaged.
+    """
     for shard in shards:
         path = store.path(part_name(shard))
-        ids = pq.read_table(path, columns=["id"], filesystem=store.filesystem).column("id").to_pylist()
-        yield _hashes(ids)
+        try:
+            ids = pq.read_table(path, columns=["id"], filesystem=store.filesystem).column("id")
+        except UNREADABLE as error:
+            why = " ".join(str(error).split()).rstrip(".")
+            raise OutputError(f"{path} is damaged: {why}; remove it, and run this again") from error
+        yield _hashes(ids.to_pylist())
 
 
 def in_inputs(inputs: Inputs, pieces: Sequence[Piece], columns: Columns) -> Iterator[UInt64]:

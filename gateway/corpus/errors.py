@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 
+# What to do with an OUT that is of another job.
+OTHERWISE = "give another OUT, or --redo to embed all of it anew"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

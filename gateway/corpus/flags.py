@@ -200,8 +200,8 @@ def _count(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    if not 1e-18 <= value <= 1e18:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1e-18 to 1e18")
     return value
 
 

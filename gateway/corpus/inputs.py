@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyarrow import parquet as pq
 
 from gateway.corpus.errors import CorpusError
-from gateway.corpus.jsonl_input import SUFFIXES, jsonl_pieces, read_jsonl
+from gateway.corpus.jsonl_input import SUFFIXES, check_fields, jsonl_pieces, read_jsonl
 from gateway.corpus.locations import FoundFile, find, locate, split_pattern
 from gateway.corpus.parquet_input import UNREADABLE, id_type, parquet_pieces, read_parquet
 from gateway.corpus.rows import Chunk, Columns, Piece
@@ -24,10 +24,11 @@ _READERS = 8
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The files of IN and the filesystem that they are on."""
+    """The files of IN and the filesystem that they are on. others: files that are of no kind that is read."""
 
     filesystem: Any
     files: list[FoundFile]
+    others: int = 0
 
     def pieces(self, columns: Columns, most_rows: int, most_bytes: int) -> list[Piece]:
         """All rows, file after file, in pieces that are no larger than a shard.
@@ -35,9 +36,11 @@ class Inputs:
         Raises:
             CorpusError: a file cannot be read at all, or has no such columns.
         """
+        lines = (file.path for file in self.files if not _is_parquet(file.path))
+        check_fields(self.filesystem, lines, columns)
 
         def read(file: FoundFile) -> list[Piece]:
-            if file.path.endswith(_PARQUET):
+            if _is_parquet(file.path):
                 return parquet_pieces(self.filesystem, file.path, columns, most_rows)
             return jsonl_pieces(self.filesystem, file.path, most_rows, most_bytes)
 
@@ -69,15 +72,14 @@ def find_inputs(url: str, out: Store) -> Inputs:
         CorpusError: there are none of a kind that is read.
     """
     place, found = find(url)
-    known = [
-        file
-        for file in found
-        if file.path.endswith((_PARQUET, *SUFFIXES)) and not file.path.startswith(f"{out.root}/")
-    ]
+    outside = [file for file in found if not file.path.startswith(f"{out.root}/")]
+    if not outside:
+        raise CorpusError(f"{url} is below OUT, {out.url}, whose files are not read; give another OUT")
+    known = [file for file in outside if file.path.lower().endswith((_PARQUET, *SUFFIXES))]
     if not known:
         kinds = ", ".join((_PARQUET, *SUFFIXES))
-        raise CorpusError(f"{url} has no files of the kinds that are read ({kinds}), or only those below OUT")
-    return Inputs(place.filesystem, known)
+        raise CorpusError(f"{url} has no files of the kinds that are read: {kinds}")
+    return Inputs(place.filesystem, known, len(outside) - len(known))
 
 
 def source_filesystem(url: str) -> Any:
@@ -88,12 +90,16 @@ def source_filesystem(url: str) -> Any:
 def read_pieces(filesystem: Any, pieces: Sequence[Piece], columns: Columns) -> Iterator[Chunk]:
     """The rows of all pieces, in order; every one comes, with its text or as rejected."""
     for piece in pieces:
-        read = read_parquet if piece.file.endswith(_PARQUET) else read_jsonl
+        read = read_parquet if _is_parquet(piece.file) else read_jsonl
         yield from read(filesystem, piece, columns)
 
 
+def _is_parquet(path: str) -> bool:
+    return path.lower().endswith(_PARQUET)
+
+
 def _id_type(filesystem: Any, path: str, column: str) -> Any:
-    if not path.endswith(_PARQUET):
+    if not _is_parquet(path):
         return pa.string()
     try:
         with filesystem.open_input_file(path) as stream:

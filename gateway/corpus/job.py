@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.corpus.errors import RefusedError
+from gateway.corpus.errors import OTHERWISE, RefusedError
 from gateway.corpus.locations import FoundFile
 from gateway.corpus.options import CorpusOptions, ModelSource
 from gateway.corpus.store import JOB, Store
@@ -43,12 +43,18 @@ def job_of(options: CorpusOptions, model: ModelSource, version: str) -> dict[str
 
 
 def load_job(store: Store) -> dict[str, Any] | None:
-    """The manifest of the job in OUT, if there is one."""
+    """The manifest of the job in OUT, if there is one.
+
+    Raises:
+        RefusedError: it is damaged.
+    """
     content = store.read(_JOB)
     if content is None:
         return None
-    job: dict[str, Any] = msgspec.json.decode(content)
-    return job
+    try:
+        return msgspec.json.decode(content, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise RefusedError(f"{store.path(_JOB)} is damaged: {error}; {OTHERWISE}") from error
 
 
 def save_job(store: Store, job: dict[str, Any]) -> None:
@@ -61,7 +67,7 @@ def save_job(store: Store, job: dict[str, Any]) -> None:
 
 
 def forget_job(store: Store) -> None:
-    """As if no job had been here; parts are left for the next one to replace."""
+    """As if no job had been here."""
     store.delete(_JOB)
     store.delete(_ENGINE)
 
@@ -97,7 +103,10 @@ def check_engine(store: Store, info: EngineInfo) -> None:
     if content is None:
         store.write(_ENGINE, msgspec.json.encode({"dtype": info.dtype}))
         return
-    dtype = msgspec.json.decode(content)["dtype"]
+    try:
+        dtype = msgspec.json.decode(content, type=dict[str, str])["dtype"]
+    except (msgspec.DecodeError, KeyError) as error:
+        raise RefusedError(f"{store.path(_ENGINE)} is damaged: {error}; {OTHERWISE}") from error
     if dtype != info.dtype:
         raise RefusedError(
             f"{store.url} was begun in {dtype} and this engine computes in {info.dtype}; give --dtype"

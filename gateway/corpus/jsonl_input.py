@@ -9,12 +9,15 @@ from __future__ import annotations
 import gzip
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import orjson
 
+from gateway.corpus.errors import CorpusError
 from gateway.corpus.rows import CHUNK_ROWS, Chunk, Columns, Piece, lost
 
 if sys.version_info >= (3, 14):
@@ -24,6 +27,8 @@ else:
 
 _BLOCK_BYTES = 1 << 20
 _MAX_LINE_BYTES = 64 << 20
+# Of whose first lines the names of fields are known.
+_FILES_LOOKED_AT = 100
 _MARK = b"\xef\xbb\xbf"
 _CODECS: dict[str, Callable[[Any], Any]] = {
     ".gz": lambda stream: gzip.GzipFile(fileobj=stream),
@@ -63,6 +68,39 @@ def jsonl_pieces(filesystem: Any, path: str, most_rows: int, most_bytes: int) ->
         cut()
         pieces[-1] = pieces[-1]._replace(damage=damage)
     return pieces
+
+
+def check_fields(filesystem: Any, paths: Iterable[str], columns: Columns) -> None:
+    """Refuse files of which no row has a field, as far as their first lines tell: its name must be wrong.
+
+    Raises:
+        CorpusError: see above; the message has the fields that there are.
+    """
+    missing = dict.fromkeys(filter(None, columns))
+    found: dict[str, None] = {}
+    for path in islice(paths, _FILES_LOOKED_AT):
+        for fields in _first_objects(filesystem, path):
+            found.update(dict.fromkeys(fields))
+            missing = {name: None for name in missing if name not in fields}
+            if not missing:
+                return
+    if found:
+        have = ", ".join(list(found)[:20])
+        raise CorpusError(
+            f"no line of IN has a field {next(iter(missing))!r}, as far as was read; they have {have}"
+        )
+
+
+def _first_objects(filesystem: Any, path: str) -> Iterator[dict[str, Any]]:
+    try:
+        block = next(_blocks(filesystem, path, 0), b"")
+    except OSError:
+        return
+    for line in block.removeprefix(_MARK).split(b"\n")[:CHUNK_ROWS]:
+        with suppress(orjson.JSONDecodeError):
+            fields = orjson.loads(line)
+            if isinstance(fields, dict):
+                yield fields
 
 
 def read_jsonl(filesystem: Any, piece: Piece, columns: Columns) -> Iterator[Chunk]:
@@ -127,7 +165,7 @@ def _blocks(filesystem: Any, path: str, offset: int) -> Iterator[bytes]:
     Raises:
         OSError: the rest cannot be read or inflated; all before it has been given.
     """
-    opened = next((opened for suffix, opened in _CODECS.items() if path.endswith(suffix)), None)
+    opened = next((opened for suffix, opened in _CODECS.items() if path.lower().endswith(suffix)), None)
     if opened is None:
         with filesystem.open_input_file(path) as stream:
             stream.seek(offset)

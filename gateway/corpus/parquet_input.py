@@ -54,26 +54,29 @@ def check_columns(schema: Any, columns: Columns, path: str) -> None:
     for name in filter(None, columns):
         if name not in schema.names:
             raise CorpusError(f"{path} has no column {name!r}; it has {', '.join(schema.names)}")
+        if schema.names.count(name) > 1:
+            raise CorpusError(f"{path} has {schema.names.count(name)} columns {name!r}; one is wanted")
     if not is_text(schema.field(columns.text).type):
         found = schema.field(columns.text).type
         raise CorpusError(f"{path}: column {columns.text!r} is {found}; it must hold strings")
-    if columns.id is not None and id_type(schema.field(columns.id).type) is None:
-        found = schema.field(columns.id).type
+    found = pa.null() if columns.id is None else schema.field(columns.id).type
+    if id_type(found) is None and not types.is_null(found):
         raise CorpusError(f"{path}: column {columns.id!r} is {found}; ids are integers or strings")
 
 
 def is_text(found: Any) -> bool:
-    """Whether a type is one of strings, plain or by dictionary."""
+    """Whether a type is one of strings, plain or by dictionary; or of nulls alone, as without rows."""
     if types.is_dictionary(found):
         return is_text(found.value_type)
-    return bool(types.is_string(found) or types.is_large_string(found) or types.is_string_view(found))
+    kinds = (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
+    return any(kind(found) for kind in kinds)
 
 
 def id_type(found: Any) -> Any:
-    """The type of ids in OUT: int64 or uint64 of integers, string of strings; None of anything else."""
+    """The type of ids in OUT: int64 or uint64 of integers, string of strings; None of all else, nulls too."""
     if types.is_integer(found):
         return pa.uint64() if types.is_uint64(found) else pa.int64()
-    return pa.string() if is_text(found) else None
+    return pa.string() if is_text(found) and not types.is_null(found) else None
 
 
 def read_parquet(filesystem: Any, piece: Piece, columns: Columns) -> Iterator[Chunk]:

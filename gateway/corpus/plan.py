@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyarrow import parquet as pq
 
+from gateway.corpus.errors import OTHERWISE, RefusedError
 from gateway.corpus.locations import FoundFile
 from gateway.corpus.rows import Piece
 from gateway.corpus.store import JOB, Store
@@ -71,15 +72,22 @@ def save_plan(store: Store, shards: Sequence[Shard], files: Sequence[FoundFile])
 
 
 def load_plan(store: Store) -> tuple[list[Shard], list[FoundFile]] | None:
-    """What was kept, or None."""
+    """What was kept, or None.
+
+    Raises:
+        RefusedError: it is damaged.
+    """
     plan, files = store.read(_PLAN), store.read(_FILES)
     if plan is None or files is None:
         return None
     pieces: dict[int, list[Piece]] = {}
-    for row in pq.read_table(io.BytesIO(plan)).to_pylist():
-        pieces.setdefault(row.pop("shard"), []).append(Piece(**row))
-    shards = [Shard(index, tuple(held)) for index, held in pieces.items()]
-    return shards, [FoundFile(**row) for row in pq.read_table(io.BytesIO(files)).to_pylist()]
+    try:
+        for row in pq.read_table(io.BytesIO(plan)).to_pylist():
+            pieces.setdefault(row.pop("shard"), []).append(Piece(**row))
+        found = [FoundFile(**row) for row in pq.read_table(io.BytesIO(files)).to_pylist()]
+    except (OSError, pa.ArrowException, KeyError, TypeError) as error:
+        raise RefusedError(f"the plan in {store.path(JOB)} is damaged: {error}; {OTHERWISE}") from error
+    return [Shard(index, tuple(held)) for index, held in pieces.items()], found
 
 
 def forget_plan(store: Store) -> None:

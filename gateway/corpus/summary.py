@@ -16,6 +16,7 @@ class Summary(msgspec.Struct, frozen=True):
     """Of the whole job, rows of earlier runs too; tokens, seconds and rates are this run's.
 
     status: "complete", "damaged" (all done, but some of IN could not be read) or "incomplete".
+    files: of IN. other_files: that are there, too, but of no kind that is read.
     rows_in: that IN has. rows_out: with vectors. rejected: in OUT/_corpus/rejected.
     rows_left: of shards that are not done.
     damaged: what could not be read, of the first so many shards.
@@ -24,6 +25,8 @@ class Summary(msgspec.Struct, frozen=True):
 
     status: str
     reason: str
+    files: int
+    other_files: int
     rows_in: int
     rows_out: int
     rejected: int
@@ -51,6 +54,8 @@ def summarise(
     done: Mapping[int, Outcome],
     run: str,
     *,
+    files: int,
+    other_files: int,
     seconds: float,
     workers: int,
     duplicate_ids: int | None,
@@ -64,6 +69,8 @@ def summarise(
     return Summary(
         status="incomplete" if left or reason else "damaged" if damaged else "complete",
         reason=reason,
+        files=files,
+        other_files=other_files,
         rows_in=sum(shard.rows for shard in shards),
         rows_out=sum(outcome.rows for outcome in done.values()),
         rejected=sum(outcome.rejected for outcome in done.values()),

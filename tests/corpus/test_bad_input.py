@@ -8,11 +8,12 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
 from gateway.corpus import jsonl_input
-from gateway.corpus.errors import RefusedError
+from gateway.corpus.errors import CorpusError, RefusedError
 from rose.batch import BatchResult, RaggedBatch
 from rose.errors import StepError
 from tests.corpus.jobs import (
@@ -81,6 +82,39 @@ def test_text_that_is_not_utf8(tmp_path: Path) -> None:
     summary, status = embed(source, tmp_path / "out")
     assert (status, summary.rows_out) == (0, 2)
     assert [row["reason"] for row in rejected(tmp_path / "out")] == ["text is not UTF-8"]
+
+
+@pytest.mark.parametrize("column", ["text_column", "id_column"])
+def test_a_field_that_no_line_has_is_refused(tmp_path: Path, column: str) -> None:
+    (tmp_path / "a.jsonl").write_text("no object\n" + '{"id": 1, "text": "a"}\n' * 3)
+    with pytest.raises(CorpusError, match=r"no line of IN has a field 'body'.*they have id, text"):
+        embed(tmp_path, tmp_path / "out", **{column: "body"})
+    (tmp_path / "b.jsonl").write_text('{"body": "x", "text": "y"}\n')
+    assert embed(tmp_path, tmp_path / "out", **{column: "body"})[0].rows_in == 5
+
+
+def test_a_column_of_nulls_alone_is_one_of_no_texts(tmp_path: Path) -> None:
+    empty = {"id": pa.nulls(0), "text": pa.nulls(0)}
+    write_parquet(tmp_path / "in" / "a.parquet", empty)
+    write_parquet(tmp_path / "in" / "b.parquet", {"id": pa.nulls(2), "text": pa.nulls(2)})
+    write_parquet(tmp_path / "in" / "c.parquet", {"id": [5], "text": ["c"]})
+    summary, status = embed(tmp_path / "in", tmp_path / "out", id_column="id")
+    assert (status, summary.rows_in, summary.rejected) == (0, 3, 2)
+    assert [row["id"] for row in rows(tmp_path / "out")] == [5]
+
+
+def test_a_column_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], ["text", "text"])
+    pq.write_table(table, tmp_path / "in.parquet")
+    with pytest.raises(CorpusError, match="has 2 columns 'text'; one is wanted"):
+        embed(tmp_path / "in.parquet", tmp_path / "out")
+
+
+def test_files_of_other_kinds_are_counted_and_suffixes_have_any_case(tmp_path: Path) -> None:
+    for name in ("a.JSONL", "b.jsonl", "c.json", "d.csv", "_hidden.csv"):
+        (tmp_path / name).write_text('{"text": "a"}\n')
+    summary, _ = embed(tmp_path, tmp_path / "out")
+    assert (summary.files, summary.other_files, summary.rows_out) == (2, 2, 2)
 
 
 def corrupt_group(path: Path, number: int) -> None:

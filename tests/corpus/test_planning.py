@@ -42,6 +42,18 @@ def test_a_measured_length_is_its_own_speed(row) -> None:
     assert not extrapolated(row.model, row.tokens)
 
 
+@pytest.mark.parametrize("rows", ["1e300", "0", "nan", "-1"])
+def test_absurd_numbers_are_refused(rows: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        server.corpus(["--plan", rows])
+    assert f"{rows} is not a number from 1e-18 to 1e18" in capsys.readouterr().err
+
+
+def test_the_largest_numbers_have_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert server.corpus(["--plan", "1e18", "--tokens", "1e18", "--model", "bge-m3"]) == 0
+    assert "1,000,000,000,000,000,000 tokens" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("model", ["pplx-embed", "bge-m3", "bge-base"])
 def test_longer_texts_are_slower_and_never_cheaper_a_token(model: str) -> None:
     rates = [speed(model, tokens) for tokens in range(50, 9000, 50)]
@@ -101,7 +113,7 @@ def test_the_page_has_what_the_command_answers(repo_root: Path, capsys: pytest.C
     ("flags", "message"),
     [
         ("--plan 1e9 --tokens 512 --model minilm", "--plan knows pplx-embed, bge-m3, bge-base"),
-        ("--plan -5", "-5 is not a number above 0"),
+        ("--plan -5", "-5 is not a number from 1e-18"),
         ("in.parquet", "IN and OUT are needed"),
         ("a b --prompt x --input-type query", "--input-type and --prompt: give one of them"),
         ("a b --refuse-duplicate-ids", "needs --id-column"),

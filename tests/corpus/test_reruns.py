@@ -10,7 +10,7 @@ import pytest
 
 from gateway.corpus import job as manifest
 from gateway.corpus import parts as parts_of
-from gateway.corpus.errors import RefusedError
+from gateway.corpus.errors import OutputError, RefusedError
 from gateway.corpus.lock import Lock
 from gateway.corpus.store import Store
 from rose.errors import EngineDeadError
@@ -93,6 +93,51 @@ def test_another_job_is_refused_by_what_differs_or_redone(tmp_path: Path, messag
     assert (status, summary.shards_of_this_run, summary.rows_out) == (0, 3, 3)
     if model is None and "truncate" not in options:
         assert rows(tmp_path / "out") != before
+
+
+@pytest.mark.parametrize("name", ["job.json", "plan.parquet", "files.parquet", "engine.json"])
+def test_a_damaged_job_is_named_and_can_be_redone(tmp_path: Path, source: Path, name: str) -> None:
+    out = tmp_path / "out"
+    embed(source, out, id_column="id", shard_rows=50)
+    (out / "_corpus" / name).write_bytes(b"{")
+    (out / "part-000003.parquet").unlink()
+    try:
+        reason = embed(source, out, id_column="id", shard_rows=50)[0].reason
+    except RefusedError as error:
+        reason = str(error)
+    assert "is damaged" in reason
+    assert "--redo" in reason
+    assert embed(source, out, id_column="id", shard_rows=100, redo=True)[1] == 0
+    check_complete(out, 200)
+
+
+def test_a_damaged_marker_costs_its_shard_alone(tmp_path: Path, source: Path) -> None:
+    embed(source, tmp_path / "out", id_column="id", shard_rows=50)
+    (tmp_path / "out" / "_corpus" / "done" / "000001.json").write_bytes(b"")
+    assert embed(source, tmp_path / "out", id_column="id", shard_rows=50)[0].shards_of_this_run == 1
+    check_complete(tmp_path / "out", 200)
+
+
+def test_a_part_that_cannot_be_read_is_named(tmp_path: Path, source: Path) -> None:
+    embed(source, tmp_path / "out", id_column="id")
+    part = tmp_path / "out" / "part-000000.parquet"
+    part.write_bytes(b"x" * part.stat().st_size)
+    with pytest.raises(OutputError, match=r"part-000000\.parquet is damaged: .*; remove it"):
+        embed(source, tmp_path / "out", id_column="id")
+
+
+@pytest.mark.parametrize("name", ["part-000000.parquet", "mine.parquet"])
+def test_files_that_are_not_ours_are_not_written_over(tmp_path: Path, source: Path, name: str) -> None:
+    mine = write_texts(tmp_path / "out" / name, 3).read_bytes()
+    with pytest.raises(RefusedError, match=f"has {name} and no job that it is of"):
+        embed(source, tmp_path / "out")
+    assert (tmp_path / "out" / name).read_bytes() == mine
+
+
+def test_settings_may_change_until_a_shard_is_done(tmp_path: Path, source: Path) -> None:
+    _, status = embed(source, tmp_path / "out", dimensions=99, shard_rows=50)
+    assert status == 1
+    assert embed(source, tmp_path / "out", dimensions=4, shard_rows=100)[0].shards == 2
 
 
 def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
