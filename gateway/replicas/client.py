@@ -26,6 +26,7 @@ _CONNECT_S, _PROBE_S = 2.0, 5.0
 _KEEPALIVE_S = 30.0
 _PLACE = re.compile(r"input\[(\d+)\]")
 _DEFAULT_RETRY_S = 1.0
+_MOST_PAGE_BYTES = 1 << 20
 _BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
 
 
@@ -65,7 +66,9 @@ class ReplicaClient:
         body = wire.ask(chunk.input_ids, chunk.token_type_ids, chunk.spans, chunk.token_outputs)
         headers = {} if left_s is None else {HEADER: f"{max(1.0, left_s * 1e3):.0f}"}
         try:
-            async with self._session.post(wire.PATH, data=body, headers=headers) as response:
+            async with self._session.post(
+                wire.PATH, data=body, headers=headers, allow_redirects=False
+            ) as response:
                 status, told = response.status, response.headers
                 answer = await response.read()
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
@@ -107,12 +110,22 @@ class ReplicaClient:
     async def _get(self, path: str) -> tuple[int, bytes]:
         timeout = aiohttp.ClientTimeout(total=_PROBE_S, connect=_CONNECT_S)
         try:
-            async with self._session.get(path, timeout=timeout) as response:
-                return response.status, await response.read()
+            async with self._session.get(path, timeout=timeout, allow_redirects=False) as response:
+                return response.status, await _page(response)
         except TimeoutError:  # of the connection's, too
             raise Lost(f"no answer within {_PROBE_S:g} s") from None
         except _BROKEN as error:
             raise NotSent(f"cannot be reached: {_words(error)}") from None
+
+
+async def _page(response: aiohttp.ClientResponse) -> bytes:
+    """Its body. What has no end is no page of a replica's, and must not fill our memory."""
+    page = b""
+    async for block in response.content.iter_any():
+        page += block
+        if len(page) > _MOST_PAGE_BYTES:
+            raise Rejected(f"{response.url.path} gives more than {_MOST_PAGE_BYTES} bytes")
+    return page
 
 
 class _Pinned(AbstractResolver):
@@ -169,4 +182,5 @@ def _retry_after_s(headers: Mapping[str, str]) -> float:
 
 
 def _words(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    text = re.sub(r" ssl:\w+", "", str(error))  # aiohttp says so of plain HTTP, too
+    return " ".join(text.split()) or type(error).__name__

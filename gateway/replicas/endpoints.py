@@ -62,7 +62,7 @@ def read_file(path: Path) -> list[str]:
         ValueError: a line is none.
         OSError: the file cannot be read.
     """
-    lines = (line.strip() for line in path.read_text().splitlines())
+    lines = (line.strip() for line in path.read_text("utf-8-sig").splitlines())
     return list(dict.fromkeys(read_url(line) for line in lines if line and not line.startswith("#")))
 
 

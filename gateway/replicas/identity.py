@@ -46,6 +46,7 @@ def check(described: Mapping[str, Any], wanted: Mapping[str, object], fleet: Eng
         Mismatch: it is not.
     """
     info = read_info(described)
+    _check_end(described)
     found = asdict(info)
     same = dict(wanted)
     if fleet is not None:
@@ -59,6 +60,15 @@ def check(described: Mapping[str, Any], wanted: Mapping[str, object], fleet: Eng
             raise Mismatch(f"its {name} is {found[name]}; the others take {getattr(fleet, name)}")
     _check_limits(described.get("limits", {}), info)
     return info
+
+
+def _check_end(described: Mapping[str, Any]) -> None:
+    """Among gateways that pass work on to gateways it could go round in circles."""
+    replicas = (described.get("settings") or {}).get("replicas") or {}
+    if replicas.get("urls") or replicas.get("file"):
+        raise Mismatch(
+            "it is a gateway with --replica or --replica-file, or this one; list its replicas here"
+        )
 
 
 def _check_limits(limits: Mapping[str, Any], info: EngineInfo) -> None:

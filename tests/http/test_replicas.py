@@ -20,8 +20,8 @@ from gateway.balancer import Balancer
 from gateway.drain import DRAIN
 from gateway.listener import listen
 from gateway.options import GatewayOptions
+from gateway.replicas import client, member
 from gateway.replicas import fleet as fleet_module
-from gateway.replicas import member
 from gateway.replicas.endpoints import Listing
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.options import ReplicaOptions
@@ -132,6 +132,57 @@ async def test_one_that_takes_less_than_a_chunk_is_refused() -> None:
         assert "it takes max_items 9 a request" in fleeting.replica(wrong).reason
 
 
+@pytest.mark.parametrize("replicas", [{"urls": ["http://x"], "file": None}, {"urls": [], "file": "list"}])
+async def test_a_gateway_is_no_replica_but_one_with_engines_of_its_own_is(replicas: dict[str, Any]) -> None:
+    """One that lists itself would send chunks round in circles."""
+    mine = {"urls": [], "file": None, "devices": ["cpu", "cpu"]}
+    settings = {"settings": {"replicas": mine}}
+    async with (
+        serving(describe=lambda: settings) as node,
+        serving(describe=lambda: {"settings": {"replicas": replicas}}) as gateway,
+        fleet(node, gateway) as fleeting,
+    ):
+        await until(lambda: fleeting.replica(gateway).state is State.REFUSED)
+        assert "it is a gateway with --replica" in fleeting.replica(gateway).reason
+        assert fleeting.replica(node).state is State.READY
+
+
+async def test_redirects_are_not_followed_and_endless_pages_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "_MOST_PAGE_BYTES", 1 << 16)
+
+    async def elsewhere(_: aiohttp.web.Request) -> aiohttp.web.Response:
+        raise aiohttp.web.HTTPFound(f"{right.url}/info")
+
+    async def endless(request: aiohttp.web.Request) -> aiohttp.web.StreamResponse:
+        answer = aiohttp.web.StreamResponse()
+        await answer.prepare(request)
+        while True:
+            await answer.write(b"x" * 4096)
+
+    async with serving() as right, AsyncExitStack() as stack:
+        urls = [await junk(stack, handler) for handler in (elsewhere, endless)]
+        async with fleet(right, urls=tuple(urls)) as fleeting:
+            reasons = lambda: [replica.reason for replica in fleeting.fleet.replicas]  # noqa: E731
+            await until(
+                lambda: "/info gives more than 65536 bytes" in reasons() and "status 302" in reasons()
+            )
+            assert fleeting.states.count("ready") == 1
+
+
+async def junk(stack: AsyncExitStack, info: Callable[[aiohttp.web.Request], Any]) -> str:
+    """The URL of a server with such an /info."""
+    app = aiohttp.web.Application()
+    app.router.add_get("/info", info)
+    runner = aiohttp.web.AppRunner(app, shutdown_timeout=0.0)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    site = aiohttp.web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+
 async def test_a_server_that_is_no_replica_is_refused() -> None:
     async def info(_: aiohttp.web.Request) -> aiohttp.web.Response:
         return aiohttp.web.json_response({"model_id": "x"})
@@ -161,7 +212,7 @@ async def test_a_key_is_sent_where_one_is_wanted(key: str | None) -> None:
 async def test_the_file_is_followed(tmp_path: Path) -> None:
     file = tmp_path / "replicas"
     async with serving() as one, serving() as two:
-        file.write_text(f"# ours\n{one.url}\n\n")
+        file.write_bytes(f"\ufeff# ours\r\n{one.url}\r\n\n".encode())
         async with fleet(file=file) as fleeting:
             await fleeting.work(4)
             file.write_text(f"{one.url}\n{two.url}/\n")
