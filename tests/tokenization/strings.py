@@ -85,6 +85,8 @@ def of_few_letters(vocabulary: list[str], length: int) -> Iterator[str]:
     draw = random.Random(length)
     for letters in ("ab", "abcdefghijklmnopqrstuvwxyz", "-", "=-", ".,;:-=+*/", "人生而自由的是不了世界"):
         yield "".join(draw.choices(letters, k=length))
+    for start in ("", "x"):  # so that a buffer ends between a letter and its mark
+        yield start + "e\u0301" * (length // 2)
     words = [word for word in vocabulary if word.isalpha() and word.isascii()] or ["a"]
     yield "".join(draw.choices(words, k=length))[:length]
 

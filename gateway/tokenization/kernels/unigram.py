@@ -262,18 +262,23 @@ def _matters(character: int, opens: int) -> int:
 
 
 @inner
+def _character_at(text: Bytes, at: int, memory: Int64) -> int:
+    """What Charsmap.characters holds of the one at `at`."""
+    return signed(array_at(memory, CHARACTERS, np.uint32)[code_point(text, at)])
+
+
+@inner
 def _stays(text: Bytes, at: int, stop: int, memory: Int64) -> bool:
     """Whether the character at `at` is copied, so that a space before it is no last one."""
-    characters = array_at(memory, CHARACTERS, np.uint32)
     if at >= stop:
         return False
     if text[at] < 0x80:
         if array_at(memory, PLAIN, np.int32)[text[at]] == 0:
             return False
-    elif characters[code_point(text, at)] & (_STOPS | JOINS):
+    elif _character_at(text, at, memory) & (_STOPS | JOINS):
         return False
     after = at + width(signed(text[at]))
-    return after >= stop or text[after] < 0x80 or not _matters(signed(characters[code_point(text, after)]), 1)
+    return after >= stop or text[after] < 0x80 or not _matters(_character_at(text, after, memory), 1)
 
 
 @inner
@@ -325,6 +330,9 @@ def _copy_plain(text: Bytes, stop: int, memory: Int64) -> int:
             state[HAS_ODD] = 1
         used += 1
         at += width(lead)
+    if used >= room and first < at < stop and _matters(_character_at(text, at, memory), opens):
+        at = before(text, at)
+        used -= 1
     state[AT], state[USED] = at, used
     return OK
 
