@@ -94,6 +94,7 @@ async def test_a_key_is_asked_for_and_stays_in_the_tab(light: Wire, opened: Open
         await asyncio.to_thread(server.ready)
         tab = await opened(light, server.url, expected="401")
         await tab.until(f"{STATE} === 'Key wanted'")
+        assert await tab.value("document.getElementById('board').hidden")
         await tab.click("#key-field")
         await tab.press(*"wrong", ENTER)
         await tab.until("document.getElementById('key-note').textContent.includes('does not know')")
@@ -144,6 +145,7 @@ async def test_replicas_have_a_table(light: Wire, opened: Opener) -> None:
         await tab.until("document.querySelectorAll('#replica-rows .state-ready').length === 2")
         assert "Replicas serving" in await tab.text("#tiles")
         assert await tab.value("document.getElementById('replicas').hidden") is False
+        assert await tab.value("document.getElementById('graphs').hidden")
 
 
 async def test_tab_goes_through_the_page_in_order(light: Wire, opened: Opener, minilm: ServerProcess) -> None:

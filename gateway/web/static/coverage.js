@@ -13,12 +13,14 @@ const NONE = { state: "cold", replays: 0, steps: 0 };
 const MOVES = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] };
 
 export class Coverage {
-  begin(graphs, device) {
+  // graphs: null where there are none, as on a CPU.
+  begin(graphs) {
     this.cells = new Map();
+    byId("graphs").hidden = !graphs;
     byId("map-box").hidden = byId("legend").hidden = !graphs?.max_tokens;
     say(byId("graphs-span"), "");
     if (!graphs?.max_tokens) {
-      say(byId("graphs-note"), graphs ? "Graphs are switched off (--capture off)." : `None: ${device} runs without them.`);
+      say(byId("graphs-note"), "Graphs are switched off (--capture off).");
       return;
     }
     this.most = graphs.max_tokens;

@@ -29,8 +29,9 @@ function showState(name, words) {
 
 function begin(model) {
   live.begin(model);
-  coverage.begin(model.graphs, model.device);
+  coverage.begin(model.graphs);
   playground.begin(model);
+  byId("board").hidden = false;
   const kind = model.task === "score" ? `${model.labels} label${model.labels === 1 ? "" : "s"}` : `${whole(model.dimensions)} dimensions`;
   say(byId("model"), `${model.model} · ${kind} · ${model.dtype} on ${model.device} · up to ${whole(model.max_tokens)} tokens`);
   document.title = `${model.model} · Bouquet`;
@@ -50,6 +51,7 @@ function onEvent(name, value) {
 function onState(state) {
   if (state === "key") ask(true);
   if (state !== "open") showState(...STATES[state]);
+  byId("board").classList.toggle("stale", state !== "open");
 }
 
 const stream = new Stream("dashboard/events", onEvent, onState);
