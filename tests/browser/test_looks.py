@@ -60,7 +60,8 @@ def keep(request: pytest.FixtureRequest, name: str, picture: bytes) -> None:
     folder: Path | None = request.config.getoption("--screenshots")
     if folder is not None and "chromium" in request.node.name:
         folder.mkdir(parents=True, exist_ok=True)
-        few_colours = Image.open(io.BytesIO(picture)).convert("RGB").quantize(128)
+        drawn = Image.open(io.BytesIO(picture)).convert("RGB")
+        few_colours = drawn.quantize(256, Image.Quantize.MAXCOVERAGE)
         few_colours.save(folder / f"{name}.png", optimize=True)
 
 
