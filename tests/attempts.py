@@ -11,10 +11,24 @@ from typing import Any, TypeVar
 Test = TypeVar("Test", bound=Callable[..., Any])
 
 
-def best_of(count: int) -> Callable[[Test], Test]:
-    """A test that measures times and must hold in one of `count` runs: others may have had the cores in one.
+class TooSlowError(AssertionError):
+    """A time that others' work on the machine may have spoiled."""
 
-    What is wrong, and not slow, fails in each of them. Fixtures are not made anew.
+
+def in_time(holds: bool, *seen: object) -> None:
+    """Assert what a measured time says. seen: for the message.
+
+    Raises:
+        TooSlowError: it does not hold.
+    """
+    if not holds:
+        raise TooSlowError(*seen)
+
+
+def best_of(count: int) -> Callable[[Test], Test]:
+    """A test whose times (`in_time`) must hold in one of `count` runs: others may have had the cores in one.
+
+    Whatever else is wrong in any of them fails at once. Fixtures are not made anew.
     """
 
     def decorate(test: Test) -> Test:
@@ -24,7 +38,7 @@ def best_of(count: int) -> Callable[[Test], Test]:
                 try:
                     await test(*args, **named)
                     return
-                except AssertionError:
+                except TooSlowError:
                     if not left:
                         raise
                 await asyncio.sleep(0.2)  # for what was in the way
@@ -35,7 +49,7 @@ def best_of(count: int) -> Callable[[Test], Test]:
                 try:
                     test(*args, **named)
                     return
-                except AssertionError:
+                except TooSlowError:
                     if not left:
                         raise
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 import uvloop
 
-from tests.attempts import best_of
+from tests.attempts import best_of, in_time
 from tests.e2e.fake_server import STEP_S
 from tests.e2e.open_loop import OpenLoop, Outcome
 from tests.e2e.server_process import FAKE, ServerProcess
@@ -67,9 +67,10 @@ def assert_holds(before: Outcome, peak: Outcome, overload: Outcome, after: Outco
     assert set(overload.taken_s) == {200, 429}
     assert not overload.errors
     assert overload.without_retry_after == 0
-    assert overload.goodput >= 0.9 * peak.goodput
     assert set(after.taken_s) == {200}
-    assert after.quantile_s(200, 0.5) < 1.5 * before.quantile_s(200, 0.5)
+    in_time(overload.goodput >= 0.9 * peak.goodput, overload.goodput, peak.goodput)
+    times_s = [outcome.quantile_s(200, 0.5) for outcome in (before, after)]
+    in_time(times_s[1] < 1.5 * times_s[0], times_s)
 
 
 @pytest.mark.parametrize("factor", [5.0, pytest.param(2.0, marks=pytest.mark.long)])
@@ -79,7 +80,7 @@ def test_seconds_of_overload(server: ServerProcess, factor: float) -> None:
     outcomes = uvloop.run(measure(server, factor, 2.0))
     assert_holds(*outcomes)
     told_ms = sorted(outcomes[2].told_ms[429])
-    assert told_ms[int(0.99 * len(told_ms))] < 5.0
+    in_time(told_ms[int(0.99 * len(told_ms))] < 5.0, told_ms[-5:])
 
 
 @pytest.mark.long

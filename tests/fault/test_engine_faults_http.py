@@ -13,7 +13,7 @@ import pytest
 from rose.batch import BatchResult, RaggedBatch
 from rose.errors import EngineError, StepError
 from scheduler.options import SchedulerOptions
-from tests.attempts import best_of
+from tests.attempts import best_of, in_time
 from tests.fakes import FakeEngine, fake_info
 from tests.http.served import Reply, Served, serving, until
 
@@ -55,10 +55,10 @@ async def test_the_engine_s_death_with_64_in_flight_is_told_at_once() -> None:
         assert (reply.status, reply.error["code"]) == (503, "unavailable")
         assert "the device fell off the bus" in reply.error["message"]
         assert reply.headers["Connection"] == "close"
-    assert ended_s - began_s < 0.250
-    assert min(refusals_s) < 0.010
     assert ready.status == 503
-    assert ready_s - began_s < 1.0
+    in_time(ended_s - began_s < 0.250, ended_s - began_s)
+    in_time(min(refusals_s) < 0.010, refusals_s)
+    in_time(ready_s - began_s < 1.0, ready_s - began_s)
 
 
 @best_of(3)
@@ -69,11 +69,13 @@ async def test_a_step_that_never_ends_fails_all_and_the_probes() -> None:
     async with serving(engine=engine, scheduling=options) as server:
         began_s = time.perf_counter()
         replies = await asyncio.gather(*await ask(server, IN_FLIGHT))
-        assert 0.4 < time.perf_counter() - began_s < 2.0
+        taken_s = time.perf_counter() - began_s
         assert {(reply.status, reply.error["code"]) for reply in replies} == {(503, "unavailable")}
         assert "has not finished in step_timeout_s=0.5" in replies[0].error["message"]
         assert (await server.send("GET", "/ready")).status == 503
         assert (await server.send("GET", "/health")).status == 503
+    assert taken_s > 0.4
+    in_time(taken_s < 2.0, taken_s)
 
 
 class Scripted(FakeEngine):

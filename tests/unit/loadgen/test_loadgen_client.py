@@ -14,7 +14,7 @@ import pytest
 from loadgen.client import Client, Job
 from loadgen.echo import EchoProtocol
 from loadgen.plan import LoadgenError, Pacing, Shape, Source, Stream, Target
-from tests.attempts import best_of
+from tests.attempts import best_of, in_time
 
 SHAPE = Shape(2, 8, 8)
 
@@ -40,8 +40,8 @@ async def test_a_late_send_keeps_the_time_at_which_it_was_due(job: Job) -> None:
     due_s = np.sort(recording.intended_s) - start_s
     assert due_s == pytest.approx(np.arange(51) / 100.0)
     late_s = recording.sent_s - recording.intended_s
-    assert 0.07 < late_s.max() < 0.5
-    assert (late_s > 0.05).sum() >= 4
+    assert late_s.max() > 0.07 and (late_s > 0.05).sum() >= 4
+    in_time(late_s.max() < 0.5, late_s.max())
     assert (recording.done_s > recording.sent_s).all() and late_s.min() >= 0.0
 
 
@@ -51,7 +51,8 @@ async def test_a_closed_loop_keeps_its_number_in_flight_until_it_is_stopped(job:
     await client.prepare()
     asyncio.get_running_loop().call_later(0.2, client.stop)
     recording = await client.run(perf_counter())
-    assert len(recording.done_s) > 10 and recording.errors == ()
+    assert recording.errors == ()
+    in_time(len(recording.done_s) > 10, len(recording.done_s))
     # The third from now is sent after this one is done, and not before.
     order = np.argsort(recording.sent_s)
     sent_s, done_s = recording.sent_s[order], np.sort(recording.done_s)
@@ -66,7 +67,9 @@ async def test_a_run_ends_by_itself(job: Job) -> None:
     await client.prepare()
     begun_s = perf_counter()
     await client.run(begun_s)
-    assert 0.15 < perf_counter() - begun_s < 3.0
+    taken_s = perf_counter() - begun_s
+    assert taken_s > 0.15
+    in_time(taken_s < 3.0, taken_s)
 
 
 async def test_a_server_of_another_api_is_named(job: Job) -> None:
