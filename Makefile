@@ -162,8 +162,10 @@ $(VENV)/.installed-audit: $(BIN)/python
 	@touch $@
 
 audit: $(VENV)/.installed $(VENV)/.installed-audit
-	$(AUDIT)/bin/pip-audit --path "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
-		--skip-editable --progress-spinner off $(AUDIT_ARGS)
+	@mkdir -p build && rm -f build/audit.json
+	-@$(AUDIT)/bin/pip-audit --path "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+		--skip-editable --progress-spinner off --format json --output build/audit.json $(AUDIT_ARGS)
+	@$(BIN)/python .ci/audit.py build/audit.json
 
 # Kernels for Hopper GPUs into .aot/: attention, products, and the presets' Triton kernels. Takes minutes, needs no GPU.
 aot: $(VENV)/.installed
