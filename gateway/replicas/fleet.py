@@ -85,7 +85,7 @@ class Fleet:
         loop = asyncio.get_running_loop()
         for child in self._children:
             self._running.append(loop.create_task(child.run()))
-            self._add(child.endpoint)
+            self._add(child.endpoint, child.kill)
             child.on_ready = self._members[child.endpoint].wake
             child.on_exit = self._left_us(self._members[child.endpoint])
         self._following = loop.create_task(self._follow())
@@ -148,12 +148,12 @@ class Fleet:
                 self._add(endpoint)
             await asyncio.sleep(LOOK_S)
 
-    def _add(self, endpoint: Endpoint) -> None:
+    def _add(self, endpoint: Endpoint, stuck: Callable[[], None] = lambda: None) -> None:
         replica = Replica(endpoint.name, self._times, self._state_changed)
         client = ReplicaClient(endpoint, None if endpoint.uds is not None else self._options.key)
         self._clients[replica] = client
         self._members[endpoint] = Member(
-            replica, client, identify=self._identify, admit=self._admit, give_up=self._give_up
+            replica, client, identify=self._identify, admit=self._admit, give_up=self._give_up, stuck=stuck
         )
         self._list_again()
 

@@ -76,6 +76,13 @@ class ChildProcess:
             await asyncio.sleep(back_off_s)
             back_off_s = min(LAST_BACK_OFF_S, 2 * back_off_s)
 
+    def kill(self) -> None:
+        """End it at once: it does not answer. It is started again as after any other end."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            log.error("%s does not answer and is killed", self.endpoint.name)
+            process.kill()
+
     async def stop(self, limit_s: float) -> None:
         """Have it finish what it does, `limit_s` seconds at most."""
         self._stopping = True
