@@ -11,7 +11,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
+from gateway.corpus import command
 from gateway.corpus.errors import CorpusError
+from gateway.corpus.options import CorpusOptions
 from gateway.dtypes import Dtype, cast
 from tests.corpus.jobs import (
     check_complete,
@@ -200,3 +202,15 @@ def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
     write_parquet(tmp_path / "in" / "b.parquet", {"text": ["a"], "id": ["x"]})
     with pytest.raises(CorpusError, match="must be of one type"):
         embed(one.parent, tmp_path / "out", id_column="id")
+
+
+def test_a_summary_that_cannot_be_written_is_still_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_texts(tmp_path / "in.parquet", 3)
+    (tmp_path / "folder").mkdir()
+    options = CorpusOptions(str(source), str(tmp_path / "out"), summary=str(tmp_path / "folder"))
+    assert command.run(options, None, fake_model(), "test") == 1
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["rows_out"] == 3
+    assert "error: --summary: " in printed.err
