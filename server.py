@@ -310,7 +310,10 @@ def load_model(args: argparse.Namespace) -> LoadedModel:
 
     yield_between_forwards()
     folder = resolve(args.model, args.load_format)
-    tokenizer = load_tokenizer(folder.path / "tokenizer.json")
+    path = folder.path / "tokenizer.json"
+    if not path.is_file():
+        raise ModelLoadError(f"{args.model} has no tokenizer.json here; give --model a folder that has one")
+    tokenizer = load_tokenizer(path)
     tokenizer.start()
     dummy = args.load_format == "dummy"
     engine = load_engine(folder.path, rose_flags.engine_options(args), dummy=dummy, model_name=folder.name)

@@ -77,7 +77,7 @@ def find(url: str) -> tuple[Location, list[FoundFile]]:
     place = locate(base)
     try:
         files = list(_below(place, base if pattern is None else None))
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise CorpusError(f"{url} cannot be read: {error}") from error
     if pattern is not None:
         wanted = re.compile(re.escape(place.path.rstrip("/")) + "/" + _regex(pattern))

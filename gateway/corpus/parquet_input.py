@@ -134,7 +134,9 @@ def _chunk(batch: Any, first_row: int, path: str, columns: Columns) -> Chunk:
     texts = _values(batch.column(columns.text))
     ids = [None] * len(texts) if columns.id is None else _values(batch.column(columns.id))
     for row, (id_, text) in enumerate(zip(ids, texts, strict=True), first_row):
-        if isinstance(text, bytes):
+        if isinstance(id_, bytes):
+            chunk.reject(row, None, "id is not UTF-8")
+        elif isinstance(text, bytes):
             chunk.reject(row, id_, "text is not UTF-8")
         else:
             chunk.add(row, id_, text)

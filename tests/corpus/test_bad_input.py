@@ -117,6 +117,19 @@ def test_files_of_other_kinds_are_counted_and_suffixes_have_any_case(tmp_path: P
     assert (summary.files, summary.other_files, summary.rows_out) == (2, 2, 2)
 
 
+def test_an_id_that_is_not_utf8(tmp_path: Path) -> None:
+    ids = pa.array([b"\xff", b"ok"]).view(pa.string())
+    source = write_parquet(tmp_path / "in.parquet", {"id": ids, "text": ["a", "b"]})
+    assert embed(source, tmp_path / "out", id_column="id")[0].rows_out == 1
+    assert [(row["row"], row["reason"]) for row in rejected(tmp_path / "out")] == [(0, "id is not UTF-8")]
+
+
+def test_a_file_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jsonl")).write_text("{}")
+    with pytest.raises(CorpusError, match="cannot be read: 'utf-8' codec"):
+        embed(tmp_path, tmp_path / "out")
+
+
 def corrupt_group(path: Path, number: int) -> None:
     """Overwrite the text pages of one row group."""
     chunk = pq.ParquetFile(path).metadata.row_group(number).column(1)

@@ -130,3 +130,10 @@ def test_wrong_flags_are_refused_in_one_line(
     printed = capsys.readouterr().err
     assert message in printed
     assert printed.count("\n") == 1
+
+
+def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
+    flags = ["--model", "bge-small", "--load-format", "dummy", "--summary", str(tmp_path / "s.json")]
+    assert server.corpus([str(tmp_path / "in.jsonl"), str(tmp_path / "out"), *flags]) == 1
+    assert "bge-small has no tokenizer.json here" in capsys.readouterr().err
