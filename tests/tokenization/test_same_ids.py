@@ -90,12 +90,12 @@ def test_ends_are_those_of_the_whole(form: str, max_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("max_tokens", [None, 7, 600])
+@pytest.mark.parametrize("max_tokens", [None, 40])
 def test_words_longer_than_any_buffer(form: str, max_tokens: int | None) -> None:
     """What is sure of such a word is written before its end is read."""
     ours, library = both(form)
     words = vocabulary(library)
-    texts = [*run_together(3, 3, words), *of_few_letters(words, 12_000)]
+    texts = [*run_together(3, 3, words), *of_few_letters(words, 9_000)]
     assert_same(ours, library, texts, max_tokens)
 
 
