@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,8 @@ FIRST_BACK_OFF_S, LAST_BACK_OFF_S = 0.5, 30.0
 # One that ran for so long is started again as if for the first time.
 _STEADY_S = 60.0
 _MAX_LINE_BYTES = 1 << 20
+# Of the folder above that of the sockets, whose paths may have 107 bytes.
+_MOST_FOLDER_BYTES = 80
 # Statuses of a server that could not start: a fault that a second start would meet again.
 _CANNOT_START = (1, 2)
 _READY = "ready after "
@@ -147,7 +150,9 @@ def child_processes(
     """
     if not devices:
         return []
-    folder = Path(tempfile.mkdtemp(prefix="bouquet-"))
+    temporary = tempfile.gettempdir()
+    short = temporary if len(os.fsencode(temporary)) <= _MOST_FOLDER_BYTES else "/tmp"
+    folder = Path(tempfile.mkdtemp(prefix="bouquet-", dir=short))
     env = {name: value for name, value in environ.items() if name not in _OURS}
     env["OTEL_SDK_DISABLED"] = "true"
     children = []

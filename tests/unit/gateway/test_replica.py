@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -265,6 +266,18 @@ async def test_an_engine_s_process_sees_its_own_gpu(
     assert child._command[:3] == ["python", "--device", seen]
     assert child._env.get("CUDA_VISIBLE_DEVICES") == variable
     await child.stop(1.0)
+
+
+async def test_sockets_have_paths_that_the_kernel_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (long := tmp_path / ("x" * 90)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    (child,) = child_processes(["python"], ["cpu"], {})
+    assert child.endpoint.uds is not None
+    assert len(str(child.endpoint.uds)) < 108
+    await child.stop(1.0)
+    assert not child.endpoint.uds.parent.exists()
 
 
 async def test_an_engine_s_process_gets_what_concerns_engines(monkeypatch: pytest.MonkeyPatch) -> None:
