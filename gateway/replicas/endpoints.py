@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import re
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -44,14 +45,16 @@ def read_url(text: str) -> str:
     Raises:
         ValueError: it is none.
     """
-    parts = urlsplit(text.strip().rstrip("/"))
+    wrong = ValueError(f"{text.strip()!r} is no replica's URL like http://host:8000")
     try:
-        port = parts.port
+        parts = urlsplit(text.strip().rstrip("/"))
+        host, port = parts.hostname or "", parts.port
+        host.encode("idna")  # as whoever looks it up does: labels that are empty or too long are none
     except ValueError:
-        port = -1
-    plain = not (parts.path or parts.query or parts.fragment or parts.username)
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or not plain:
-        raise ValueError(f"{text.strip()!r} is no replica's URL like http://host:8000")
+        raise wrong from None
+    plain = not (parts.path or parts.query or parts.fragment or parts.username or re.search(r"\s", host))
+    if parts.scheme not in ("http", "https") or not host or port == 0 or not plain:
+        raise wrong
     return f"{parts.scheme}://{parts.netloc}"
 
 

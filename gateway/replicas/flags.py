@@ -68,7 +68,11 @@ def replica_options(args: argparse.Namespace, environ: Mapping[str, str]) -> Rep
     elsewhere = bool(args.replica or args.replica_file)
     if not (several or elsewhere or args.no_engine):
         return None
-    key = args.replica_api_key or environ.get(KEY_VARIABLE) or None
+    key = (args.replica_api_key or environ.get(KEY_VARIABLE) or "").strip() or None
+    if key is not None and not key.isprintable():
+        raise ValueError(
+            f"--replica-api-key, or {KEY_VARIABLE}, has a line break or another control character"
+        )
     mine = () if args.no_engine else _spread(devices, args.replicas)
     return ReplicaOptions(tuple(dict.fromkeys(args.replica)), args.replica_file, mine, key)
 

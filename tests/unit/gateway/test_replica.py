@@ -11,6 +11,7 @@ import pytest
 
 import server
 from gateway.replicas.endpoints import Endpoint, read_file, read_url
+from gateway.replicas.flags import replica_options
 from gateway.replicas.pace import ChunkTimes
 from gateway.replicas.processes import child_processes
 from gateway.replicas.replica import (
@@ -176,6 +177,12 @@ def test_small_chunks_are_not_slow_ones() -> None:
         ("http://host:8000/v1", None),
         ("http://user@host:8000", None),
         ("ftp://host", None),
+        ("http://host.with.a.dot.:80", "http://host.with.a.dot.:80"),
+        ("http://host..twice:80", None),
+        (f"http://{'h' * 64}:80", None),
+        ("http://a b:80", None),
+        ("http://host:0", None),
+        ("http://[::1", None),
         ("", None),
     ],
 )
@@ -266,6 +273,17 @@ async def test_an_engine_s_process_sees_its_own_gpu(
     assert child._command[:3] == ["python", "--device", seen]
     assert child._env.get("CUDA_VISIBLE_DEVICES") == variable
     await child.stop(1.0)
+
+
+def test_a_key_that_is_no_header_is_refused_and_its_ends_do_not_count() -> None:
+    flags = ["--no-engine", "--replica", "http://a:1", "--replica-api-key"]
+    with pytest.raises(ValueError, match="has a line break"):
+        replica_options(server.build_parser().parse_args([*flags, "secret\nkey"]), {})
+    found = replica_options(
+        server.build_parser().parse_args(flags[:-1]), {"BOUQUET_REPLICA_API_KEY": "secret\n"}
+    )
+    assert found is not None
+    assert found.key == "secret"
 
 
 async def test_sockets_have_paths_that_the_kernel_takes(
