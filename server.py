@@ -229,11 +229,7 @@ def engine_processes(options: ServerOptions, devices: Sequence[str]) -> list[Chi
 
 def verify(argv: Sequence[str]) -> int:
     """Compare what a model gives with what its authors' code gives; 0 if all is near enough, else 1."""
-    parser = _Parser(prog="server.py verify", description="Compare a model with transformers, text by text.")
-    rose_flags.add_model_flags(parser.add_argument_group("model"))
-    rose_flags.add_engine_flags(parser.add_argument_group("batches and memory"))
-    findings.add_flags(parser)
-    args = parser.parse_args(argv)
+    args = verify_parser().parse_args(argv)
     set_up_logging("warning")
     from rose.engine import load_engine
     from rose.oracle import TransformersOracle
@@ -255,6 +251,15 @@ def verify(argv: Sequence[str]) -> int:
         return failed(error)
     print("\n".join(findings.describe(found, wanted)))
     return 0 if findings.passed(found, wanted) else START_FAILED
+
+
+def verify_parser() -> argparse.ArgumentParser:
+    """All flags of `verify`."""
+    parser = _Parser(prog="server.py verify", description="Compare a model with transformers, text by text.")
+    rose_flags.add_model_flags(parser.add_argument_group("model"))
+    rose_flags.add_engine_flags(parser.add_argument_group("batches and memory"))
+    findings.add_flags(parser)
+    return parser
 
 
 def corpus(argv: Sequence[str]) -> int:

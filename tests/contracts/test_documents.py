@@ -3,50 +3,18 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
-
-import pytest
 
 import server
 from gateway.body_values import MAX_CONTAINERS, MAX_VALUES
-
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-
-
-@pytest.fixture(scope="module")
-def readme(repo_root: Path) -> str:
-    return (repo_root / "README.md").read_text()
+from tests.docs.pages import blocks
 
 
-def blocks(text: str, language: str) -> list[str]:
-    return [code for tag, code in BLOCK.findall(text) if tag == language]
-
-
-def test_the_client_in_the_readme_is_the_one_that_the_api_tests_run(repo_root: Path, readme: str) -> None:
-    clients = [code for code in blocks(readme, "python") if "msgpack" in code]
+def test_the_client_in_the_readme_is_the_one_that_the_api_tests_run(repo_root: Path) -> None:
+    clients = [code for code in blocks(repo_root / "README.md", "python") if "msgpack" in code]
     assert clients
-    assert clients == blocks((repo_root / "docs" / "api.md").read_text(), "python")
+    assert clients == blocks(repo_root / "docs" / "api.md", "python")
     assert sum(bool(line.strip()) for line in clients[0].splitlines()) <= 20
-
-
-def test_the_commands_in_the_readme_parse(readme: str) -> None:
-    commands = [
-        shlex.split(line, comments=True)
-        for code in blocks(readme, "")
-        for line in code.splitlines()
-        if line.startswith("python server.py")
-    ]
-    assert len(commands) >= 4
-    for command in commands:
-        assert server.parse_options(command[2:])
-
-
-def test_the_targets_in_the_readme_exist(repo_root: Path, readme: str) -> None:
-    targets = set(re.findall(r"\bmake ([a-z-]+)", readme))
-    assert targets >= {"serve", "test", "test-long", "aot"}
-    rules = set(re.findall(r"^([a-z-]+):", (repo_root / "Makefile").read_text(), re.MULTILINE))
-    assert targets <= rules
 
 
 def test_figures_in_the_documents_are_the_defaults(repo_root: Path) -> None:
