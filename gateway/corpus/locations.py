@@ -94,10 +94,21 @@ def _below(place: Location, alone: str | None) -> Iterator[FoundFile]:
         yield _found(info)
         return
     selector = fs.FileSelector(place.path, allow_not_found=True, recursive=True)
+    again: dict[PurePosixPath, bool] = {}
     for entry in place.filesystem.get_file_info(selector):
         inner = PurePosixPath(entry.path).relative_to(place.path)
-        if entry.type == fs.FileType.File and not any(part[0] in "_." for part in inner.parts):
+        if entry.type != fs.FileType.File or any(part[0] in "_." for part in inner.parts):
+            continue
+        if place.local and inner.parent not in again:
+            again[inner.parent] = _goes_round(Path(place.path), inner.parent)
+        if not again.get(inner.parent):
             yield _found(entry)
+
+
+def _goes_round(root: Path, inner: PurePosixPath) -> bool:
+    """Whether a link among these folders leads to one above it, which pyarrow follows forty times."""
+    folders = [(root / folder).resolve() for folder in (inner, *inner.parents)]
+    return len(set(folders)) < len(folders)
 
 
 def _found(info: Any) -> FoundFile:

@@ -214,3 +214,11 @@ def test_a_summary_that_cannot_be_written_is_still_printed(
     printed = capsys.readouterr()
     assert json.loads(printed.out)["rows_out"] == 3
     assert "error: --summary: " in printed.err
+
+
+def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+    write_texts(tmp_path / "elsewhere" / "sub" / "a.parquet", 2)
+    write_texts(tmp_path / "in" / "own" / "b.parquet", 3)
+    (tmp_path / "in" / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "in" / "own" / "up").symlink_to(tmp_path / "in")
+    assert embed(tmp_path / "in", tmp_path / "out")[0].rows_out == 5
