@@ -62,13 +62,16 @@ class OpenLoop:
 
     async def run(self, rate: float, seconds: float, ids: list[int]) -> Outcome:
         """Send `rate` requests a second for `seconds`, each when it is due, and wait for every answer."""
-        outcome, sent = Outcome(seconds), []
+        outcome = Outcome(seconds)
+        sent: set[asyncio.Task[None]] = set()
         data, begin_s = post({"input": ids}), time.perf_counter()
         for number in range(int(rate * seconds)):
             wait_s = begin_s + number / rate - time.perf_counter()
             if wait_s > 0.001:
                 await asyncio.sleep(wait_s)
-            sent.append(asyncio.create_task(self._ask(data, begin_s, outcome)))
+            task = asyncio.create_task(self._ask(data, begin_s, outcome))
+            sent.add(task)
+            task.add_done_callback(sent.discard)
             if number % 32 == 31:
                 await asyncio.sleep(0)
         await asyncio.gather(*sent)
