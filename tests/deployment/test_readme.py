@@ -9,12 +9,11 @@ import pytest
 
 import server
 from tests.deployment import files
+from tests.docs.pages import blocks
 
 TEXT = (files.FOLDER / "README.md").read_text()
 COMMANDS = [
-    shlex.split(line)
-    for block in re.findall(r"^```\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-    for line in block.splitlines()
+    shlex.split(line) for block in blocks(files.FOLDER / "README.md", "") for line in block.splitlines()
 ]
 
 

@@ -1,4 +1,4 @@
-"""One MiniLM for all that the documents say to send to a server."""
+"""MiniLM, for what the documents say to send to a server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.server_process import ServerProcess
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def minilm(minilm_folder: Path) -> Iterator[ServerProcess]:
     with ServerProcess(
         "--model", str(minilm_folder), "--served-model-name", "minilm", "--port", "0"
