@@ -56,7 +56,9 @@ class Case(Protocol):
 def built(epilogue: Epilogue, most: int = 256 * 256) -> list[str | None]:
     """Names of the products with that epilogue that load; most: elements of a tile."""
     library = KernelLibrary(default_folders(), torch.cuda.get_device_capability())
-    names = sorted({record.kernel for record in library.records if record.kernel.startswith(f"{GEMM}-")})
+    # What an older version built may have names that this one does not know.
+    prefix = f"{GEMM}-{epilogue}-"
+    names = sorted({record.kernel for record in library.records if record.kernel.startswith(prefix)})
     kernels = [ProductKernel.parse(name) for name in names]
     return [
         kernel.name

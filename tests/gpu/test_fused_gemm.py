@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
@@ -103,9 +104,12 @@ def outputs_of(gemm: FusedGemm, x: Tensor, seed: int) -> list[Tensor]:
 
 
 def all_built() -> list[ProductKernel]:
-    """Those of the build command, and any others that the folders of kernels hold."""
+    """Those of the build command, and any others of known names that the folders of kernels hold."""
     names = {record.kernel for record in KernelLibrary(default_folders(), (9, 0)).records}
-    others = [ProductKernel.parse(name) for name in sorted(names) if name.startswith("gemm-")]
+    others = []
+    for name in sorted(names):
+        with suppress(ValueError):
+            others.append(ProductKernel.parse(name))
     return list(dict.fromkeys([*DEFAULT_PRODUCTS, *others]))
 
 
