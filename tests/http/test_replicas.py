@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,76 +15,19 @@ import aiohttp
 import numpy as np
 import pytest
 
-from gateway.app import create_app
-from gateway.balancer import Balancer
 from gateway.drain import DRAIN
 from gateway.listener import listen
 from gateway.options import GatewayOptions
-from gateway.replicas import client, member
-from gateway.replicas import fleet as fleet_module
+from gateway.replicas import client
 from gateway.replicas.endpoints import Listing
-from gateway.replicas.fleet import Fleet
-from gateway.replicas.options import ReplicaOptions
-from gateway.replicas.replica import Replica, State
-from gateway.tokenization.huggingface import HuggingFaceTokenizer
-from rose.batch import EngineInfo, TokenOutput
+from gateway.replicas.replica import State
+from rose.batch import EngineInfo
 from scheduler.errors import StepFailed
-from scheduler.options import SchedulerOptions
 from tests.fakes import FakeEngine, fake_info
-from tests.http.served import Served, expected, serving, text_ids, until
+from tests.http.fleets import fleet, settled
+from tests.http.served import serving, until
 
 pytestmark = pytest.mark.timeout(30)
-
-NO_WISH: dict[str, object] = {}
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks often."""
-    monkeypatch.setattr(fleet_module, "LOOK_S", 0.02)
-    for name, seconds in (("CHECK_S", 0.05), ("FIRST_PROBE_S", 0.02), ("LAST_PROBE_S", 0.05)):
-        monkeypatch.setattr(member, name, seconds)
-
-
-class Fleeting:
-    """A started fleet."""
-
-    def __init__(self, fleet: Fleet, balancer: Balancer) -> None:
-        self.fleet, self.balancer = fleet, balancer
-
-    @property
-    def states(self) -> list[str]:
-        return [replica.state.value for replica in self.fleet.replicas]
-
-    def replica(self, server: Served) -> Replica:
-        return next(replica for replica in self.fleet.replicas if replica.name == server.url)
-
-    async def work(self, count: int = 40) -> None:
-        """Some jobs, each right."""
-        for number in range(count):
-            ids = np.array([number, 7], np.int32)
-            result = await self.balancer.run([ids])
-            np.testing.assert_allclose(result.vectors[0], expected(ids, normalize=False), rtol=1e-6)
-
-
-@asynccontextmanager
-async def fleet(
-    *servers: Served,
-    wanted: dict[str, object] = NO_WISH,
-    file: Path | None = None,
-    key: str | None = None,
-    urls: tuple[str, ...] = (),
-) -> AsyncIterator[Fleeting]:
-    options = ReplicaOptions((*urls, *(server.url for server in servers)), file, key=key)
-    started = Fleet(options, SchedulerOptions(), wanted)
-    try:
-        yield Fleeting(started, await started.start())
-    finally:
-        await started.close(1.0)
-
-
-async def settled(fleeting: Fleeting, *states: str) -> None:
-    await until(lambda: fleeting.states == list(states))
 
 
 async def test_work_is_done_by_all_of_them() -> None:
@@ -348,78 +291,3 @@ async def test_a_vector_that_is_not_finite_is_told_with_its_own_place() -> None:
             patch.setattr(FakeEngine, "_outcome", broken)
             with pytest.raises(StepFailed, match=r"NaN or infinity for input\[13\]"):
                 await fleeting.balancer.run(ids)
-
-
-BODIES: list[tuple[str, dict[str, Any]]] = [
-    ("/v1/embeddings", {"input": ["a", "bc"], "embed_dtype": "int8"}),
-    ("/v1/embeddings", {"input": [[1, 2], [3]], "dimensions": 4, "encoding_format": "base64"}),
-    ("/v1/embeddings", {"input": ["a", "bcd"], "outputs": ["dense", "sparse", "multi_vector"]}),
-    ("/v1/embeddings", {"input": "a", "encoding_format": "base64_int8"}),
-    ("/v1/contextualizedembeddings", {"input": [["a", "bc"], ["def"]]}),
-    ("/embed_all", {"inputs": ["abc", "d"]}),
-    ("/embed_sparse", {"inputs": ["abc", "d"]}),
-    ("/rerank", {"query": "a", "texts": ["b", "a"]}),
-    ("/rerank", {"query": "a", "texts": ["b", "a"], "score_by": "multi_vector"}),
-    ("/score", {"text_1": "a", "text_2": ["b", "c"]}),
-]
-OUTPUTS: dict[TokenOutput, int] = {"lexical": 1, "multi_vector": 8, "hidden": 8}
-EMBEDS = replace(fake_info(has_int8=True, token_outputs=OUTPUTS), type_vocab_size=2)
-SCORES = replace(fake_info(dimensions=1), task="score", labels=("yes",), type_vocab_size=2)
-
-
-@pytest.mark.parametrize(
-    ("info", "path", "body"),
-    [(EMBEDS, *item) for item in BODIES]
-    + [
-        (SCORES, "/rerank", {"query": "a", "texts": ["b", "c"]}),
-        (SCORES, "/predict", {"inputs": [["a", "b"], ["c"]]}),
-    ],
-)
-async def test_every_answer_is_that_of_the_server_alone(
-    info: EngineInfo, path: str, body: dict[str, Any], tokenizer: HuggingFaceTokenizer
-) -> None:
-    alone: Callable[[], Any] = lambda: serving(engine=FakeEngine(info=info), tokenizer=tokenizer)  # noqa: E731
-    async with alone() as one, alone() as two, fleet(one, two) as fleeting:
-        app = create_app(
-            GatewayOptions(), fleeting.balancer, fleeting.fleet.info, tokenizer, fleet=fleeting.fleet
-        )
-        runner = await listen(app, "127.0.0.1", 0)
-        gateway = Served(runner, one.engine, one.batcher)
-        wanted = await one.embed(body, path=path)
-        got = await gateway.embed(body, path=path)
-        assert (got.status, got.body) == (wanted.status, wanted.body) or _same(got.value, wanted.value)
-        assert got.status == 200
-        await gateway.session.close()
-        await runner.cleanup()
-
-
-def _same(one: Any, other: Any) -> bool:
-    """But for ids that are made for each answer."""
-    return {**one, "id": ""} == {**other, "id": ""}
-
-
-async def test_texts_go_through_and_probes_and_figures_tell_of_replicas(
-    tokenizer: HuggingFaceTokenizer,
-) -> None:
-    async with serving() as one, fleet(one) as fleeting:
-        app = create_app(
-            GatewayOptions(), fleeting.balancer, fleeting.fleet.info, tokenizer, fleet=fleeting.fleet
-        )
-        runner = await listen(app, "127.0.0.1", 0)
-        gateway = Served(runner, one.engine, one.batcher)
-        reply = await gateway.embed({"input": ["abc"]})
-        np.testing.assert_allclose(reply.vectors, [expected(text_ids("abc"))], rtol=1e-5)
-        assert (await gateway.send("GET", "/ready")).status == 200
-        page = (await gateway.send("GET", "/metrics")).body.decode()
-        assert f'ivy_replica_tokens_total{{replica="{one.url}"}} 5' in page
-        assert f'ivy_replica_state{{replica="{one.url}",state="ready"}} 1' in page
-        fleeting.replica(one).eject("for a test")
-        fleeting.fleet._listing = Listing((), None)
-        await until(lambda: not fleeting.fleet.replicas)
-        assert (await gateway.send("GET", "/ready")).status == 503
-        assert (await gateway.send("GET", "/health")).status == 200
-        reply = await gateway.embed({"input": ["abc"]})
-        assert (reply.status, reply.error["code"]) == (503, "unavailable")
-        assert int(reply.headers["Retry-After"]) >= 1
-        await gateway.session.close()
-        await runner.cleanup()
