@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
 
-from gateway import findings, listening, verification
 from gateway import flags as gateway_flags
+from gateway import listening, verification, verification_findings
 from gateway.listening import ListenError, ListenOptions, take_port
 from gateway.options import GatewayOptions
 from gateway.process import leave, limit_tokenizer_threads, set_up_logging, yield_between_forwards
@@ -245,12 +245,12 @@ def verify(argv: Sequence[str]) -> int:
         )
         oracle = TransformersOracle(folder.path, load_config(folder.path))
         compared = None if tokenizer is None else tokenizer.wait()
-        wanted = findings.criteria(engine.info, args)
+        wanted = verification_findings.criteria(engine.info, args)
         found = verification.verify(TEXTS, compared, engine, oracle, wanted)
     except (ModelLoadError, EngineError) as error:
         return failed(error)
-    print("\n".join(findings.describe(found, wanted)))
-    return 0 if findings.passed(found, wanted) else START_FAILED
+    print("\n".join(verification_findings.describe(found, wanted)))
+    return 0 if verification_findings.passed(found, wanted) else START_FAILED
 
 
 def verify_parser() -> argparse.ArgumentParser:
@@ -258,7 +258,7 @@ def verify_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="server.py verify", description="Compare a model with transformers, text by text.")
     rose_flags.add_model_flags(parser.add_argument_group("model"))
     rose_flags.add_engine_flags(parser.add_argument_group("batches and memory"))
-    findings.add_flags(parser)
+    verification_findings.add_flags(parser)
     return parser
 
 

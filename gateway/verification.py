@@ -1,4 +1,4 @@
-"""Whether a model gives what its authors' code gives: the comparison; `gateway.findings` has the verdict.
+"""Whether a model gives what its authors' code gives; `gateway.verification_findings` has the verdict.
 
 Knows neither torch nor transformers: the oracle behind the Protocol does.
 """
@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.findings import INT8, MAIN, Criterion, Finding
 from gateway.templates import (
     PairTexts,
     Parts,
@@ -26,6 +25,7 @@ from gateway.templates import (
 )
 from gateway.tokenization.base import Tokenizer
 from gateway.tokenization.pool import TokenizerPool
+from gateway.verification_findings import INT8, MAIN, Criterion, Finding
 from rose.batch import (
     NO_TOKEN_OUTPUTS,
     BatchResult,

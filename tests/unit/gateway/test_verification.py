@@ -9,9 +9,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gateway.findings import COSINES, DIFFERENCES, TOKEN_COSINES, Criterion, criteria, describe, passed
 from gateway.tokenization.base import PairTokens, SpecialTokens
 from gateway.verification import verify
+from gateway.verification_findings import (
+    COSINES,
+    DIFFERENCES,
+    TOKEN_COSINES,
+    Criterion,
+    criteria,
+    describe,
+    passed,
+)
 from gateway.verification_texts import TEXTS
 from rose.batch import BatchResult, EngineInfo, Float32, Int8, Int32, RaggedBatch, TokenOutput
 from tests.fakes import fake_info
