@@ -89,7 +89,7 @@ unit: $(VENV)/.installed-test
 	@$(MAKE) --no-print-directory unit-timed
 
 # Together all that `python -m pytest` runs.
-KERNEL_TESTS := tests/unit/kernels tests/unit/attention tests/unit/aot tests/unit/gateway tests/corpus tests/docs tests/deployment
+KERNEL_TESTS := tests/unit/kernels tests/unit/attention tests/unit/aot tests/unit/gateway
 MODEL_TESTS := tests/unit/rose tests/tokenization tests/property tests/contracts
 COMPUTING := $(KERNEL_TESTS) $(MODEL_TESTS)
 
