@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from numba.core.dispatcher import Dispatcher
 from tokenizers import Tokenizer as Library
 from tokenizers import models
 
@@ -39,6 +40,32 @@ tokenizer = late.wait()
 assert late.backend == tokenizer.backend
 print(tokenizer.backend, *tokenizer.encode(["The lazy dog"])[0])
 {after}
+"""
+
+
+# Numbers of functions as they may fall: those of all kernels' closures are one and the same.
+SAME_NUMBERS = """
+import itertools
+import numba.core.bytecode as bytecode
+class Numbers:
+    def __init__(self):
+        self.counted, self.closure = itertools.count(1), False
+    def __next__(self):
+        return 10**6 if self.closure else next(self.counted)
+numbers, made = Numbers(), bytecode.FunctionIdentity.from_function.__func__
+def from_function(cls, function):
+    numbers.closure = "of_each_" in getattr(function, "py_func", function).__qualname__
+    try:
+        return made(cls, function)
+    finally:
+        numbers.closure = False
+bytecode.FunctionIdentity._unique_ids = numbers
+bytecode.FunctionIdentity.from_function = classmethod(from_function)
+from tests.tokenization.files import both
+for form in {forms}:
+    ours, library = both(form)
+    texts = ["The lazy dog, and München", "自由 is 2,000"]
+    assert [row.tolist() for row in ours.encode(texts)] == [row.tolist() for row in library.encode(texts)]
 """
 
 
@@ -110,6 +137,27 @@ def test_code_is_kept_and_damage_to_it_does_not_stop_a_start(tmp_path: Path) -> 
     for file in kept:
         file.write_bytes(file.read_bytes()[:100])
     assert start(path, cache).endswith(ids_of(path))
+
+
+def test_no_two_functions_of_the_kernels_have_one_name() -> None:
+    made = {id(value): value for module in (bpe, jit, unigram, wordpiece) for value in vars(module).values()}
+    functions = [value.py_func for value in made.values() if isinstance(value, Dispatcher)]
+    names = [(function.__module__, function.__qualname__) for function in functions]
+    assert len(names) > 30
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_kept_code_and_code_made_beside_it_stay_apart_whatever_numba_numbers_them(tmp_path: Path) -> None:
+    for forms in (["uncased"], ["t5", "uncased", "qwen"], ["qwen", "uncased", "t5"]):
+        subprocess.run(
+            [sys.executable, "-c", SAME_NUMBERS.format(forms=forms)],
+            cwd=Path(__file__).resolve().parents[2],
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+            check=True,
+            timeout=150,
+        )
 
 
 def test_code_of_other_sources_goes_when_it_is_stale(tmp_path: Path) -> None:

@@ -80,6 +80,21 @@ def inner(function: Function) -> Function:
     return made
 
 
+def inner_of(called: Callable[..., Any]) -> Callable[[Function], Function]:
+    """`inner` for a closure over `called`, whose name becomes part of the closure's.
+
+    numba tells functions of one name apart by a number that counts within a process. Code that another
+    process kept and code made here can so have the same symbol, and the linker takes the one that it knows
+    for both: a kernel would run another's closure on its own memory.
+    """
+
+    def named(function: Function) -> Function:
+        function.__qualname__ += f".{called.__module__}.{called.__qualname__}"
+        return inner(function)
+
+    return named
+
+
 @intrinsic  # type: ignore[untyped-decorator]
 def _pointer(_: Any, address: Any, dtype: Any) -> Any:
     signature = types.CPointer(dtype.dtype)(address, dtype)

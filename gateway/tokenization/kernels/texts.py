@@ -22,7 +22,7 @@ from gateway.tokenization.kernels.arrays import (
     Int64,
     signed,
 )
-from gateway.tokenization.kernels.jit import array_at, bytes_of, inner, numbers_at
+from gateway.tokenization.kernels.jit import array_at, bytes_of, inner, inner_of, numbers_at
 from gateway.tokenization.kernels.words import MAX_WORD, find, hash_of, recall, remember
 
 # Places in a kernel's state: where the next id goes, where a text's own ids end at the latest, and what is
@@ -36,7 +36,7 @@ def each_text(encode_text: Callable[..., int]) -> Callable[[bytes, int, int, int
     It takes what Kernel.run takes. A function that is handed over when it is called could not be kept.
     """
 
-    @inner
+    @inner_of(encode_text)
     def of_each_text(text: bytes, address: int, num_texts: int, first: int, most: int) -> int:
         memory, blob = numbers_at(address, 2 * MOST_ARRAYS), bytes_of(text)
         state, starts = array_at(memory, STATE, np.int64), array_at(memory, TEXTS, np.int64)
@@ -96,7 +96,7 @@ def each_word(first: int, make: Callable[..., int]) -> Callable[..., int]:
     their end, or -1 if there is no room.
     """
 
-    @inner
+    @inner_of(make)
     def of_each_word(memory: Int64, word: tuple[int, int], of: Any) -> int:
         state, (address, length) = array_at(memory, STATE, np.int64), word
         out = state[OUT]
