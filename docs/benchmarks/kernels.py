@@ -30,7 +30,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from rose.attention.backends import load_backends
-from rose.attention.base import AttentionBackend, BatchShape
+from rose.attention.base import AttentionBackend, BatchShape, begin
 from rose.attention.policy import choose
 from rose.config import ModelConfig, load_config
 from rose.device_batch import DeviceBatch, Outputs
@@ -201,6 +201,7 @@ def batch_of(num_seqs: int, length: int, attention: AttentionBackend) -> DeviceB
     cu_seqlens = offsets(num_seqs, length)
     host = cu_seqlens.cpu().numpy()
     attention.plan(host, num_seqs * length, 0)
+    begin(attention, cu_seqlens, num_seqs * length)
     ids = torch.randint(0, 100_000, (num_seqs * length,), device=DEVICE).int()
     return DeviceBatch(ids, cu_seqlens, None, host, length, attention)
 

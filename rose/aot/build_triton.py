@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -73,10 +74,12 @@ def hopper(with_products: bool) -> Iterator[None]:
     """Everything asks for kernels as on a Hopper GPU. with_products: whether ours are built there too."""
     table = gemm.table_in_use(skinny=with_products)
     attention = policy.table_for("", CAPABILITY, policy.load_tables())
+    properties = SimpleNamespace(multi_processor_count=_H200_PROCESSORS)
     stand_ins: tuple[tuple[Any, str, Any], ...] = (
         (torch.Tensor, "is_cuda", True),
         (torch.Tensor, "data_ptr", lambda x: x.storage_offset() * x.element_size()),  # decides alignment
         (torch.cuda, "get_device_capability", lambda device=None: CAPABILITY),
+        (torch.cuda, "get_device_properties", lambda device=None: properties),
         (early, "_can_launch_early", lambda device: True),
         (gemm, "table", lambda: table),
         (gemm, "_skinny_gemm", _nothing),

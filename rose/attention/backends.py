@@ -13,6 +13,7 @@ import torch
 from rose.aot.folders import default_folders
 from rose.aot.library import KernelLibrary, KernelQuery, load_module
 from rose.attention import fa4, flashinfer, flat
+from rose.attention.base import begin
 from rose.attention.sdpa import SdpaAttention
 from rose.kernels import dispatch
 
@@ -30,20 +31,19 @@ def load_backends(
     aot_dirs: Collection[Path] | None = None,
     *,
     compile_missing: bool = True,
-    slots: int = 1,
 ) -> dict[str, AttentionBackend]:
     """Every backend that can run `spec` here, by name; torch's own ("sdpa") is always among them.
 
     Kernels come from `aot_dirs` (default: the checkout's `.aot` and the user cache). Only where those hold
     none, one is compiled from an installed package (`compile_missing`): FlashAttention-4 in seconds, or
     FlashInfer in minutes the first time. None of these has windows. What is missing or broken is only
-    logged. slots: as of FlashInferAttention.
+    logged.
     """
     backends: dict[str, AttentionBackend] = {}
     if spec.device.type == "cuda" and spec.dtype in TENSOR_CORE_DTYPES and spec.window is None:
-        backends.update(_from_library(spec, default_folders() if aot_dirs is None else aot_dirs, slots))
+        backends.update(_from_library(spec, default_folders() if aot_dirs is None else aot_dirs))
         if not backends and compile_missing:
-            backends.update(_compiled(spec, slots))
+            backends.update(_compiled(spec))
         backends.update(_flat(spec))
     backends["sdpa"] = SdpaAttention(spec)
     heads = f"{spec.num_heads}/{spec.num_kv_heads} heads of {spec.head_dim}"
@@ -51,11 +51,11 @@ def load_backends(
     return backends
 
 
-def _from_library(spec: AttentionSpec, folders: Collection[Path], slots: int) -> dict[str, AttentionBackend]:
+def _from_library(spec: AttentionSpec, folders: Collection[Path]) -> dict[str, AttentionBackend]:
     library = KernelLibrary(folders, torch.cuda.get_device_capability(spec.device))
     found: dict[str, AttentionBackend] = {}
     missing = []
-    for query, make in _makers(spec, slots):
+    for query, make in _makers(spec):
         path = library.find(query)
         if path is None:
             if query.kernel != fa4.SMALL:  # nobody goes without for lack of it
@@ -70,23 +70,23 @@ def _from_library(spec: AttentionSpec, folders: Collection[Path], slots: int) ->
     return found
 
 
-def _makers(spec: AttentionSpec, slots: int) -> list[tuple[KernelQuery, Callable[[Path], AttentionBackend]]]:
+def _makers(spec: AttentionSpec) -> list[tuple[KernelQuery, Callable[[Path], AttentionBackend]]]:
     def flash(build: str) -> Callable[[Path], AttentionBackend]:
         return lambda path: fa4.Fa4Attention(spec, load_module(path).func, build)
 
     def ragged(version: str) -> Callable[[Path], AttentionBackend]:
-        return lambda path: flashinfer.FlashInferAttention(spec, version, load_module(path), slots)
+        return lambda path: flashinfer.FlashInferAttention(spec, version, load_module(path))
 
     makers: list[tuple[KernelQuery, Callable[[Path], AttentionBackend]]] = [
         (fa4.query_for(spec, build), flash(build)) for build in (fa4.NAME, fa4.SMALL)
     ]
     for version, head_dims in flashinfer.HEAD_DIMS.items():
-        if spec.head_dim in head_dims:
+        if spec.head_dim in head_dims and dispatch.has_triton():
             makers.append((flashinfer.query_for(spec, version), ragged(version)))
     return makers
 
 
-def _compiled(spec: AttentionSpec, slots: int) -> dict[str, AttentionBackend]:
+def _compiled(spec: AttentionSpec) -> dict[str, AttentionBackend]:
     """The first of the installed packages whose kernel compiles; none is an answer too."""
     version = "fa3" if torch.cuda.get_device_capability(spec.device) == HOPPER else "fa2"
 
@@ -94,10 +94,10 @@ def _compiled(spec: AttentionSpec, slots: int) -> dict[str, AttentionBackend]:
         return fa4.Fa4Attention(spec, fa4.jit_kernel(spec))
 
     def ragged() -> AttentionBackend:
-        return flashinfer.FlashInferAttention(spec, version, flashinfer.jit_module(spec, version), slots)
+        return flashinfer.FlashInferAttention(spec, version, flashinfer.jit_module(spec, version))
 
     attempts: list[tuple[str, Callable[[], AttentionBackend]]] = [(fa4.NAME, flash)]
-    if spec.head_dim in flashinfer.HEAD_DIMS[version]:
+    if spec.head_dim in flashinfer.HEAD_DIMS[version] and dispatch.has_triton():
         attempts.append((f"flashinfer-{version}", ragged))
     for name, make in attempts:
         try:
@@ -141,6 +141,7 @@ def _proven(backend: AttentionBackend, spec: AttentionSpec) -> AttentionBackend:
     offsets = np.array([0, 1, 2], np.int32)
     cu_seqlens = torch.empty(3, dtype=torch.int32, device=spec.device).copy_(torch.from_numpy(offsets))
     backend.plan(offsets, 2, 0)
+    begin(backend, cu_seqlens, 2)
     backend.forward(q, k, v, out, cu_seqlens, 1)
     expected = v.repeat_interleave(spec.num_heads // spec.num_kv_heads, dim=1)
     if not torch.allclose(out, expected, rtol=0.02, atol=0.02):

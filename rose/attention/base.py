@@ -102,3 +102,21 @@ class ProductAttention(AttentionBackend, Protocol):
         product: [T, (Hq + 2 Hk) D], or split-K partial sums [K, T, (Hq + 2 Hk) D] of it; contiguous.
         """
         ...
+
+
+@runtime_checkable
+class ListedAttention(AttentionBackend, Protocol):
+    """A backend whose layers share a list of work, which the device makes of a batch's offsets."""
+
+    def write_list(self, cu_seqlens: torch.Tensor, num_tokens: int) -> None:
+        """Enqueue making the list, ahead of the first `forward` of a batch, in its graph if it has one.
+
+        cu_seqlens: i32[S+1] on the device, as of `forward`. num_tokens: T, padding included.
+        """
+        ...
+
+
+def begin(backend: AttentionBackend, cu_seqlens: torch.Tensor, num_tokens: int) -> None:
+    """Enqueue what comes once a batch, before the first layer's attention."""
+    if isinstance(backend, ListedAttention):
+        backend.write_list(cu_seqlens, num_tokens)

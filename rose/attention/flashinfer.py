@@ -1,24 +1,19 @@
-"""FlashInfer's ragged prefill, fa2 and fa3: a plan on the host for every batch, then one kernel a layer.
+"""FlashInfer's ragged prefill, fa2 and fa3: a list of work for every batch, then one kernel a layer.
 
-`plan` fills a page-locked buffer with the work list and copies it to the device on the current stream. The
-copy may still be queued when the next batch is planned, so each in-flight slot has a page-locked buffer of
-its own; the device's buffer is ordered by the stream and shared. In CUDA-graph mode the layout of the list
-depends on the token and sequence counts alone, so a captured forward is replayed with other lengths after
-planning anew. Splitting of keys is off: forced on in graph mode, it costs up to a gigabyte of partial
-results and a second kernel, and 0.7.2 made graphs safe without it.
+The kernel that writes the list (work_list.py) is part of a forward, so a captured one is replayed with
+other lengths, and nothing is planned on the host. Splitting of keys is off: forced on in graph mode, it costs
+up to a gigabyte of partial results and a second kernel, and 0.7.2 made graphs safe without it.
 
 As with fa4, key and value rows past the end of a sequence may be fetched with weight zero: keep them finite.
-Source: flashinfer-python 0.7.2.post1, prefill.py (BatchPrefillWithRaggedKVCacheWrapper.plan and .run),
-data/include/flashinfer/attention/scheduler.cuh (PrefillPlan, PrefillSM90Plan).
+Source: flashinfer-python 0.7.2.post1, prefill.py (BatchPrefillWithRaggedKVCacheWrapper.run).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from rose.aot.library import KernelQuery
+from rose.attention.work_list import Fa2List, Fa3List
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +21,7 @@ if TYPE_CHECKING:
     from rose.attention.base import AttentionSpec
     from rose.batch import Int32
 
-# Upstream's size. fa3 lists at most 4096 tiles a head of 28 bytes: enough for 72 heads.
+# A list of the largest batches: 20 bytes a head for each tile of 128 rows or part of one.
 WORKSPACE_BYTES = 8 << 20
 FULL, CAUSAL = 0, 1
 NHD_LAYOUT, NO_WINDOW, NO_PDL = 0, -1, False
@@ -40,54 +35,67 @@ def query_for(spec: AttentionSpec, version: str) -> KernelQuery:
     return KernelQuery(f"flashinfer-{version}", spec.head_dim, group, spec.causal, dtype)
 
 
-class FlashInferAttention:
-    """One module of FlashInfer, called below its Python wrapper.
+def list_for(spec: AttentionSpec, version: str, num_tokens: int, num_seqs: int) -> Fa2List | Fa3List:
+    """What `version` needs for batches of so many tokens and sequences, padding included."""
+    if version == "fa2":
+        return Fa2List.of(spec, num_tokens, num_seqs)
+    import torch
 
-    version: "fa2" or "fa3". module: its `plan` and `ragged_run`.
-    slots: batches that may be in flight at a time; locking pages while serving would take milliseconds.
+    blocks = torch.cuda.get_device_properties(spec.device).multi_processor_count
+    return Fa3List.of(spec, num_tokens, num_seqs, blocks)
+
+
+def write_empty_lists(spec: AttentionSpec) -> None:
+    """Launch the kernels that write lists, so that they are compiled, for heads that FlashInfer has."""
+    import torch
+
+    cu_seqlens = torch.zeros(2, dtype=torch.int32, device=spec.device)
+    workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=spec.device)
+    for version, head_dims in HEAD_DIMS.items():
+        if spec.head_dim in head_dims and spec.window is None:
+            list_for(spec, version, 1, 1).write(cu_seqlens, workspace)
+
+
+class FlashInferAttention:
+    """One module of FlashInfer, called below its Python wrapper. It needs Triton.
+
+    version: "fa2" or "fa3". module: its `ragged_run`.
     """
 
     capturable = True
-    plans = True
+    plans = False
 
-    def __init__(self, spec: AttentionSpec, version: str, module: Any, slots: int = 1) -> None:
+    def __init__(self, spec: AttentionSpec, version: str, module: Any) -> None:
         import torch
 
         self.name = f"flashinfer-{version}"
         self._spec = spec
-        self._plan = module.plan
         self._run = module.ragged_run
-        self._plan_tail = (-1, True, 0, 0) if version == "fa2" else ()  # no fixed split, no split, -, -
         self._run_tail = _fa2_tail(spec.scale) if version == "fa2" else _fa3_tail(spec.scale)
-        self._plan_info: object = None
-        on_gpu = spec.device.type == "cuda"
-        self._pinned = [
-            torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=on_gpu) for _ in range(slots)
-        ]
-        self._int_workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=spec.device)
+        self._version = version
+        self._info: tuple[int, ...] = ()
+        self._list = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=spec.device)
         # Partial results of split keys, which are off; only its device is read.
         self._float_workspace = torch.empty(16, dtype=torch.uint8, device=spec.device)
 
     def plan(self, host_cu_seqlens: Int32, num_tokens: int, slot: int) -> None:
-        """Make the work list of a batch and queue its copy on the current stream, ahead of `forward`.
+        """Nothing: the device plans."""
+
+    def write_list(self, cu_seqlens: torch.Tensor, num_tokens: int) -> None:
+        """See ListedAttention.write_list.
 
         Raises:
-            RuntimeError: the list does not fit the workspace.
+            RuntimeError: the list may not fit the workspace.
         """
-        import torch
-
-        spec = self._spec
-        offsets = torch.from_numpy(host_cu_seqlens)
-        lengths = torch.from_numpy(np.diff(host_cu_seqlens))
-        self._plan_info = self._plan(
-            self._float_workspace, self._int_workspace, self._pinned[slot],
-            offsets, offsets, lengths,
-            num_tokens, len(host_cu_seqlens) - 1, spec.num_heads, spec.num_kv_heads,
-            1,  # page size
-            True,  # CUDA-graph mode
-            spec.head_dim, spec.head_dim, spec.causal, NO_WINDOW,
-            *self._plan_tail,
-        )  # fmt: skip
+        num_seqs = len(cu_seqlens) - 1
+        made = list_for(self._spec, self._version, num_tokens, num_seqs)
+        if made.nbytes > WORKSPACE_BYTES:
+            raise RuntimeError(
+                f"{self.name}: the list of {num_tokens} tokens in {num_seqs} sequences takes {made.nbytes} "
+                f"bytes, more than {WORKSPACE_BYTES}"
+            )
+        made.write(cu_seqlens, self._list)
+        self._info = made.info
 
     def forward(
         self,
@@ -98,9 +106,9 @@ class FlashInferAttention:
         cu_seqlens: torch.Tensor,
         max_seqlen: int,
     ) -> None:
-        """As AttentionBackend.forward, for the batch planned last; max_seqlen is not needed."""
+        """As AttentionBackend.forward, for the batch listed last; max_seqlen is not needed."""
         self._run(
-            self._float_workspace, self._int_workspace, self._plan_info,
+            self._float_workspace, self._list, self._info,
             q, k, v, cu_seqlens, cu_seqlens, out,
             None,  # log-sum-exp
             CAUSAL if self._spec.causal else FULL, NHD_LAYOUT, NO_WINDOW, NO_PDL,

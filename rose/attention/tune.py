@@ -24,7 +24,7 @@ import torch
 from rose.aot.folders import user_cache
 from rose.attention import flat
 from rose.attention.backends import load_backends
-from rose.attention.base import AttentionSpec, ProductAttention
+from rose.attention.base import AttentionSpec, ProductAttention, begin
 from rose.attention.flat_plan import MAX_PRODUCT_LENGTH
 from rose.attention.policy import FORMAT, USER_TABLE
 from rose.attention.reference import reference_attention, relative_error
@@ -215,6 +215,7 @@ def time_forward(backend: AttentionBackend, batch: Batch, layers: int) -> float:
     """Microseconds on the device of `layers` calls in one CUDA graph."""
 
     def enqueue() -> None:
+        begin(backend, batch.cu_seqlens, batch.num_tokens)
         for _ in range(layers):
             batch.forward(backend)
 
@@ -228,6 +229,7 @@ def measure(model: Model, backends: dict[str, AttentionBackend], batch: Batch) -
     for name, backend in backends.items():
         batch.restart()
         backend.plan(batch.host_cu_seqlens, batch.num_tokens, 0)
+        begin(backend, batch.cu_seqlens, batch.num_tokens)
         batch.forward(backend)
         errors[name] = round(batch.error(), 5)
         if not errors[name] <= MAX_ERROR or not backend.capturable:

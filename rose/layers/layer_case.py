@@ -15,7 +15,7 @@ from rose.aot.library import KernelLibrary, KernelQuery, load_module
 from rose.aot.products import Epilogue, ProductKernel
 from rose.aot.variants import FLASH, GEMM
 from rose.attention.backends import load_backends
-from rose.attention.base import AttentionBackend, AttentionSpec
+from rose.attention.base import AttentionBackend, AttentionSpec, begin
 from rose.attention.fa4 import Fa4Attention
 from rose.device_batch import DeviceBatch
 from rose.kernels.early import Early
@@ -101,8 +101,9 @@ def one_sequence(m: int, attention: AttentionBackend, device: torch.device) -> D
     """A batch of one sequence of m tokens."""
     offsets = np.array([0, m], np.int32)
     attention.plan(offsets, m, 0)
-    ids = torch.zeros(m, dtype=torch.int32, device=device)
-    return DeviceBatch(ids, torch.from_numpy(offsets).to(device), None, offsets, m, attention)
+    ids, cu_seqlens = torch.zeros(m, dtype=torch.int32, device=device), torch.from_numpy(offsets).to(device)
+    begin(attention, cu_seqlens, m)
+    return DeviceBatch(ids, cu_seqlens, None, offsets, m, attention)
 
 
 def normal(device: torch.device, *shape: int, std: float = 1.0, mean: float = 0.0) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 
 from rose.attention import tune
 from rose.attention.backends import load_backends
-from rose.attention.base import AttentionSpec, ProductAttention
+from rose.attention.base import AttentionSpec, ProductAttention, begin
 from rose.attention.policy import load_table
 from rose.attention.reference import reference_attention, relative_error
 from rose.kernels.rope import QkRope, qk_norm_rope, rope_table
@@ -52,7 +52,7 @@ def backends_of(heads: str, causal: bool) -> tuple[AttentionSpec, dict[str, Atte
     spec = AttentionSpec(
         num_heads, num_kv_heads, head_dim, head_dim**-0.5, causal, torch.bfloat16, device
     )  # fmt: skip
-    return spec, load_backends(spec, slots=2)
+    return spec, load_backends(spec)
 
 
 def pick(name: str, heads: str, causal: bool = False) -> tuple[AttentionSpec, AttentionBackend]:
@@ -88,6 +88,7 @@ class Buffers:
         return np.cumsum([0, *padded], dtype=np.int32)
 
     def forward(self, backend: AttentionBackend, max_seqlen: int) -> None:
+        begin(backend, self.cu_seqlens, self.num_tokens)
         backend.forward(self.q, self.k, self.v, self.out, self.cu_seqlens, max_seqlen)
 
     def error(self, offsets: np.ndarray[Any, np.dtype[np.int32]], out: torch.Tensor | None = None) -> float:
@@ -145,7 +146,7 @@ def test_short_sequences_are_the_same_alone_and_packed(name: str, heads: str) ->
 
 
 def captured(backend: AttentionBackend, buffers: Buffers, lengths: list[int]) -> torch.cuda.CUDAGraph:
-    """A graph of one forward, captured as the engine does: planned before, on the stream that replays."""
+    """A graph of one forward, captured as the engine does, with the list of work that its kernels share."""
     offsets = buffers.offsets(lengths)
     buffers.cu_seqlens.copy_(torch.from_numpy(offsets))
     backend.plan(offsets, buffers.num_tokens, 0)

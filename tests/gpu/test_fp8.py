@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rose.attention.backends import load_backends
+from rose.attention.base import begin
 from rose.batch import RaggedBatch
 from rose.config import ModelConfig, load_config
 from rose.device_batch import DeviceBatch, Outputs
@@ -165,6 +166,7 @@ def _batch(model: Model, sequences: list[np.ndarray], padded_to: int) -> DeviceB
     backend = next(iter(load_backends(model.attention_spec, compile_missing=False).values()))
     backend.plan(offsets, padded_to, 0)
     cu_seqlens = torch.from_numpy(offsets).to(CUDA)
+    begin(backend, cu_seqlens, padded_to)
     return DeviceBatch(ids.to(CUDA), cu_seqlens, None, offsets, padded_to, backend)
 
 

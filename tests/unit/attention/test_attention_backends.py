@@ -15,6 +15,7 @@ from rose.aot.manifest import KernelRecord, sha256_of, write_manifest
 from rose.attention import backends, fa4, flashinfer
 from rose.attention.backends import load_backends
 from rose.attention.base import AttentionSpec
+from rose.attention.work_list import Fa2List, Fa3List
 from tests.programs import output_of
 
 
@@ -26,6 +27,10 @@ def spec_of(device: str, head_dim: int = 128) -> AttentionSpec:
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU as far as the loader sees: its compute capability, and memory that is really the host's."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    processors = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: processors)
+    for plan in (Fa2List, Fa3List):
+        monkeypatch.setattr(plan, "write", lambda *_: None)
     real = torch.empty
 
     def on_host(
@@ -58,16 +63,12 @@ def right(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, 
 class RaggedModule:
     """A FlashInfer module that is right for sequences of one token."""
 
-    def plan(self, *_: object) -> object:
-        return None
-
     def ragged_run(self, *arguments: torch.Tensor) -> None:
         right(*arguments[3:6], arguments[8])
 
 
 def module_of(kernel: Callable[..., None] = right) -> SimpleNamespace:
-    ragged = RaggedModule()
-    return SimpleNamespace(func=kernel, plan=ragged.plan, ragged_run=ragged.ragged_run)
+    return SimpleNamespace(func=kernel, ragged_run=RaggedModule().ragged_run)
 
 
 def no_module(*_: object) -> None:

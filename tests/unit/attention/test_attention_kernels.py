@@ -9,29 +9,34 @@ import numpy as np
 import pytest
 import torch
 
-from rose.attention.base import AttentionSpec
+from rose.attention.base import AttentionSpec, begin
 from rose.attention.fa4 import Fa4Attention
 from rose.attention.flashinfer import WORKSPACE_BYTES, FlashInferAttention
+from rose.attention.work_list import Fa2List, Fa3List
 
 SPEC = AttentionSpec(16, 8, 128, 0.25, False, torch.bfloat16, torch.device("cpu"))
 CAUSAL = AttentionSpec(4, 4, 64, 0.125, True, torch.bfloat16, torch.device("cpu"))
 
 
 class ScriptedModule:
-    """Stands for a FlashInfer module: `plan` fills the page-locked buffer, as the real one does."""
+    """Stands for a FlashInfer module."""
 
     def __init__(self) -> None:
-        self.planned: list[tuple[Any, ...]] = []
         self.ran: list[tuple[Any, ...]] = []
-
-    def plan(self, *arguments: Any) -> object:
-        pinned, offsets = arguments[2], arguments[3]
-        pinned.view(torch.int32)[: len(offsets)] = offsets
-        self.planned.append(arguments)
-        return SimpleNamespace(number=len(self.planned))
 
     def ragged_run(self, *arguments: Any) -> None:
         self.ran.append(arguments)
+
+
+@pytest.fixture(autouse=True)
+def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What is asked of the kernels that write lists: (plan, offsets, workspace) of each."""
+    calls: list[tuple[Any, ...]] = []
+    for plan in (Fa2List, Fa3List):
+        monkeypatch.setattr(plan, "write", lambda self, *arguments: calls.append((self, *arguments)))
+    processors = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: processors)
+    return calls
 
 
 def packed(spec: AttentionSpec, tokens: int = 8) -> tuple[torch.Tensor, ...]:
@@ -63,33 +68,22 @@ def test_fa4_is_called_with_18_arguments_in_place() -> None:
     assert backend.capturable
 
 
-@pytest.mark.parametrize(("version", "tail"), [("fa2", (-1, True, 0, 0)), ("fa3", ())])
-def test_flashinfer_plans_with_the_batch_and_the_spec(version: str, tail: tuple[object, ...]) -> None:
-    module = ScriptedModule()
-    FlashInferAttention(SPEC, version, module).plan(cu(0, 3, 3, 7), 64, 0)
-    (call,) = module.planned
-    float_workspace, int_workspace, pinned, offsets, key_offsets, lengths = call[:6]
-    assert float_workspace.dtype == int_workspace.dtype == pinned.dtype == torch.uint8
-    assert len(int_workspace) == len(pinned) == WORKSPACE_BYTES
-    assert offsets.tolist() == key_offsets.tolist() == [0, 3, 3, 7]
-    assert offsets.dtype == lengths.dtype == torch.int32
-    assert lengths.tolist() == [3, 0, 4]
-    # rows, sequences, heads of q and kv, page size, graph mode, head dims, causal, window
-    assert call[6:16] == (64, 3, 16, 8, 1, True, 128, 128, False, -1)
-    assert call[16:] == tail
+def test_a_list_is_of_the_batch_and_the_spec(written: list[tuple[Any, ...]]) -> None:
+    offsets = torch.tensor([0, 3, 3, 7], dtype=torch.int32)
+    for version in ("fa2", "fa3"):
+        begin(FlashInferAttention(CAUSAL, version, ScriptedModule()), offsets, 300)
+    (packed_list, *first), (dealt_list, *second) = written
+    assert packed_list == Fa2List(tile_rows=128, tiles=5, group=1, num_tokens=300, num_seqs=3)
+    assert dealt_list == Fa3List(tile_rows=192, tiles=4, heads=4, blocks=132, causal=True)
+    for cu_seqlens, workspace in (first, second):
+        assert cu_seqlens is offsets
+        assert (workspace.dtype, len(workspace)) == (torch.uint8, WORKSPACE_BYTES)
 
 
-def test_each_slot_has_a_page_locked_buffer_of_its_own_and_keeps_it() -> None:
-    module = ScriptedModule()
-    backend = FlashInferAttention(SPEC, "fa3", module, slots=3)
-    for slot, offsets in ((0, cu(0, 5)), (1, cu(0, 9)), (0, cu(0, 6)), (2, cu(0, 1))):
-        backend.plan(offsets, 64, slot)
-    buffers = [call[2].data_ptr() for call in module.planned]
-    assert buffers[0] == buffers[2]
-    assert len(set(buffers)) == 3
-    # slot 1's copy may still be queued: planning slots 0 and 2 has not touched it
-    assert module.planned[1][2].view(torch.int32)[:2].tolist() == [0, 9]
-    assert len({call[1].data_ptr() for call in module.planned}) == 1  # the device's buffer is shared
+def test_a_batch_whose_list_may_not_fit_is_refused() -> None:
+    backend = FlashInferAttention(SPEC, "fa3", ScriptedModule())
+    with pytest.raises(RuntimeError, match=r"the list of 9000000 tokens in 1 sequences takes"):
+        backend.write_list(torch.zeros(2, dtype=torch.int32), 9_000_000)
 
 
 @pytest.mark.parametrize(
@@ -99,28 +93,31 @@ def test_each_slot_has_a_page_locked_buffer_of_its_own_and_keeps_it() -> None:
         ("fa3", (None,) * 4 + (0.0, 0.125, 1.0, 0)),
     ],
 )
-def test_flashinfer_runs_the_plan_made_last(version: str, tail: tuple[object, ...]) -> None:
+def test_flashinfer_runs_the_list_made_last(
+    version: str, tail: tuple[object, ...], written: list[tuple[Any, ...]]
+) -> None:
     module = ScriptedModule()
-    backend = FlashInferAttention(CAUSAL, version, module, slots=2)
+    backend = FlashInferAttention(CAUSAL, version, module)
     q, k, v, out, cu_seqlens = packed(CAUSAL)
-    backend.plan(cu(0, 8), 8, 0)
-    backend.plan(cu(0, 3, 3, 7), 8, 1)
+    backend.write_list(cu_seqlens[:2], 8)
+    backend.write_list(cu_seqlens, 8)
     backend.forward(q, k, v, out, cu_seqlens, 4)
     (call,) = module.ran
-    assert call[0] is module.planned[1][0]
-    assert call[1] is module.planned[1][1]
-    assert call[2].number == 2
+    assert call[1] is written[1][2]
+    assert call[2] == written[1][0].info != written[0][0].info
     assert [id(x) for x in call[3:9]] == [id(x) for x in (q, k, v, cu_seqlens, cu_seqlens, out)]
     # lse, causal mask, NHD layout, no window, no programmatic launch
     assert call[9:14] == (None, 1, 0, -1, False)
     assert call[14:] == tail
     assert backend.name == f"flashinfer-{version}"
     assert backend.capturable
+    assert not backend.plans
 
 
 def test_the_mask_is_off_for_a_bidirectional_model() -> None:
     module = ScriptedModule()
     backend = FlashInferAttention(SPEC, "fa2", module)
-    backend.plan(cu(0, 8), 8, 0)
-    backend.forward(*packed(SPEC), 8)
+    q, k, v, out, cu_seqlens = packed(SPEC)
+    backend.write_list(cu_seqlens, 8)
+    backend.forward(q, k, v, out, cu_seqlens, 8)
     assert module.ran[0][10] == 0

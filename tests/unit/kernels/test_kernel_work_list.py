@@ -1,0 +1,143 @@
+"""FlashInfer's lists of work as the device writes them: complete, once each, longest first, evenly dealt."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rose.attention.base import AttentionSpec
+from rose.attention.work_list import Fa2List, Fa3List
+
+BLOCKS = 6
+LENGTHS = {
+    "1": [1],
+    "whole tiles": [128, 256, 384],
+    "one more": [129, 1, 257],
+    "empty": [0, 0, 300, 0, 7, 0],
+    "none": [0],
+    "equal": [512] * 7,
+    "many tiny": [1 + i % 5 for i in range(140)],
+    "one long": [3, 2, 1500, 4],
+}
+lengths_of = st.lists(st.integers(0, 700), min_size=1, max_size=12)
+
+
+def spec_of(heads: tuple[int, int, int], causal: bool = False) -> AttentionSpec:
+    return AttentionSpec(*heads, 0.1, causal, torch.bfloat16, torch.device("cpu"))
+
+
+def offsets_of(lengths: list[int]) -> list[int]:
+    return [0, *accumulate(lengths)]
+
+
+def written(plan: Fa2List | Fa3List, lengths: list[int], device: str) -> torch.Tensor:
+    """The workspace after a batch, of bytes that were 0x55, with room behind it that must stay so."""
+    workspace = torch.full((plan.nbytes + 64,), 0x55, dtype=torch.uint8, device=device)
+    plan.write(torch.tensor(offsets_of(lengths), dtype=torch.int32, device=device), workspace)
+    assert (workspace[plan.nbytes :] == 0x55).all()
+    return workspace.cpu()
+
+
+def numbers(workspace: torch.Tensor, offset: int, count: int) -> list[int]:
+    return workspace[offset : offset + 4 * count].view(torch.int32).tolist()
+
+
+def fa3_works(plan: Fa3List, workspace: torch.Tensor) -> list[list[tuple[int, ...]]]:
+    """(sequence, head, tile, start, length) of each work, by thread block."""
+    tile, start, key_start, length, key_length, head, begin, sequence, same = plan.info
+    assert (start, length, same) == (key_start, key_length, 0)
+    begins = numbers(workspace, begin, plan.blocks + 1)
+    assert begins[0] == 0
+    assert begins == sorted(begins)
+    columns = [numbers(workspace, at, begins[-1]) for at in (sequence, head, tile, start, length)]
+    works = list(zip(*columns, strict=True))
+    return [works[first:last] for first, last in pairwise(begins)]
+
+
+def expected_works(lengths: list[int], heads: int, rows: int) -> list[tuple[int, ...]]:
+    offsets = offsets_of(lengths)
+    return sorted(
+        (sequence, head, tile, offsets[sequence], length)
+        for sequence, length in enumerate(lengths)
+        for head in range(heads)
+        for tile in range(-(-length // rows))
+    )
+
+
+def check_fa3(lengths: list[int], causal: bool, device: str, padding: int = 0) -> None:
+    heads = (3, 3, 64) if causal else (4, 2, 128)
+    num_tokens = max(sum(lengths) + padding, 1)
+    plan = Fa3List.of(spec_of(heads, causal), num_tokens, len(lengths), BLOCKS)
+    blocks = fa3_works(plan, written(plan, lengths, device))
+    assert sorted(work for block in blocks for work in block) == expected_works(
+        lengths, heads[0], plan.tile_rows
+    )
+
+    def seen(work: tuple[int, ...]) -> int:
+        return min(work[4], (work[2] + 1) * plan.tile_rows) if causal else work[4]
+
+    costs = [[seen(work) for work in block] for block in blocks]
+    assert all(cost == sorted(cost, reverse=True) for cost in costs)
+    assert max(map(len, blocks)) - min(map(len, blocks)) <= 1
+    # Dealt to and fro in falling order: no two blocks are further apart than the largest work.
+    assert max(map(sum, costs)) - min(map(sum, costs)) <= max(max(cost, default=0) for cost in costs)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_fa3_has_every_work_once(lengths: list[int], causal: bool, device: str) -> None:
+    check_fa3([*lengths, 0, 0], causal, device, padding=77)
+
+
+@given(lengths=lengths_of, causal=st.booleans())
+@settings(max_examples=10, deadline=None)
+def test_fa3_of_any_lengths(lengths: list[int], causal: bool) -> None:
+    check_fa3(lengths, causal, "cuda" if torch.cuda.is_available() else "cpu")
+
+
+def check_fa2(lengths: list[int], heads: tuple[int, int, int], device: str, padding: int = 0) -> None:
+    num_tokens, group = sum(lengths) + padding, heads[0] // heads[1]
+    plan = Fa2List.of(spec_of(heads), max(num_tokens, 1), len(lengths))
+    workspace = written(plan, lengths, device)
+    tiles, tokens, total_at, rows, sequence_at, tile_at, chunk_at, _, rows_at, size_at, *rest = plan.info
+    assert rest == [0, 0, plan.valid_at, 1, 0]
+    assert (tokens, rows) == (max(num_tokens, 1), plan.tile_rows)
+    valid = workspace[plan.valid_at : plan.valid_at + tiles].tolist()
+    expected = [
+        (index, tile) for index, length in enumerate(lengths) for tile in range(-(-length * group // rows))
+    ]
+    assert valid == [1] * len(expected) + [0] * (tiles - len(expected))
+    sequence, tile, chunk = (numbers(workspace, at, sum(valid)) for at in (sequence_at, tile_at, chunk_at))
+    assert sorted(zip(sequence, tile, strict=True)) == expected
+    assert not any(chunk)
+    in_order = [lengths[index] for index in sequence]
+    assert in_order == sorted(in_order, reverse=True)
+    assert numbers(workspace, rows_at, len(lengths) + 1) == offsets_of(lengths)
+    assert numbers(workspace, size_at, 1)[0] >= max(lengths)
+    assert numbers(workspace, total_at, 1) == [sum(lengths)]
+
+
+@pytest.mark.parametrize("heads", [(4, 4, 64), (4, 2, 128)])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_fa2_has_every_tile_once(lengths: list[int], heads: tuple[int, int, int], device: str) -> None:
+    check_fa2([*lengths, 0], heads, device, padding=50)
+
+
+@given(lengths=lengths_of)
+@settings(max_examples=10, deadline=None)
+def test_fa2_of_any_lengths(lengths: list[int]) -> None:
+    check_fa2(lengths, (4, 2, 128), "cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_short_sequences_get_low_tiles() -> None:
+    def rows(num_tokens: int, num_seqs: int, heads: tuple[int, int, int] = (16, 16, 64)) -> int:
+        return Fa2List.of(spec_of(heads), num_tokens, num_seqs).tile_rows
+
+    assert rows(64 * 50, 64) == 64
+    assert rows(64 * 65, 64) == 128
+    assert rows(64 * 50, 64, (16, 8, 128)) == 128
+    assert rows(512, 1, (4, 4, 256)) == 64
