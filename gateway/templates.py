@@ -24,6 +24,8 @@ QWEN3_SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 QWEN3_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 
 _NONE = np.zeros(0, np.int32)
+# How many times as much of a pair is read if that does not show which text is longer.
+_GROWTH = 4
 
 # One text's own tokens i32[n], or those of two texts.
 Parts = tuple[Int32, ...]
@@ -58,11 +60,11 @@ class PairTemplate(Template, Protocol):
     """A template for a query and a document."""
 
     async def encode(
-        self, texts: PairTexts, tokenizer: TokenizerPool, most: int | None = None
+        self, texts: PairTexts, tokenizer: TokenizerPool, most: int | None = None, *, keep_end: bool = False
     ) -> list[Parts]:
         """The tokens of each pair, without the template.
 
-        most: `cut` will cut their ends to so many, so no more of a text need be read than that takes.
+        most: `cut` will cut them to so many, with this `keep_end`, so no more need be read than that takes.
         """
         ...
 
@@ -96,22 +98,27 @@ class TokenizerPairTemplate:
         return self.tokens.count
 
     async def encode(
-        self, texts: PairTexts, tokenizer: TokenizerPool, most: int | None = None
+        self, texts: PairTexts, tokenizer: TokenizerPool, most: int | None = None, *, keep_end: bool = False
     ) -> list[Parts]:
         """See PairTemplate. A query for many documents is tokenised once: parts of a pair never meet.
 
-        If both are longer than `most` and that is odd, all of them is read: `cut` gives the longer one more.
+        `cut` gives the odd token to the longer one, so then a pair is read until one of the two ends.
         """
-        both = [*texts.queries, *texts.documents]
-        limit = None if most is None else most + 1
-        ids = await tokenizer.encode_bare(both, limit)
+        limit, is_odd = (None, False) if most is None else (most + 1, most % 2 == 1)
+        pairs = await self._read(texts, tokenizer, limit, keep_end)
+        while limit is not None and is_odd and any(min(map(len, pair)) >= limit for pair in pairs):
+            limit *= _GROWTH
+            pairs = await self._read(texts, tokenizer, limit, keep_end)
+        return pairs
+
+    async def _read(
+        self, texts: PairTexts, tokenizer: TokenizerPool, limit: int | None, keep_end: bool
+    ) -> list[Parts]:
+        ids = await tokenizer.encode_bare([*texts.queries, *texts.documents], limit, ends=keep_end)
         queries, documents = ids[: len(texts.queries)], ids[len(texts.queries) :]
         if len(queries) == 1:
             queries = queries * len(documents)
-        pairs: list[Parts] = list(zip(queries, documents, strict=True))
-        if most is not None and most % 2 and any(min(map(len, pair)) > most for pair in pairs):
-            return await self.encode(texts, tokenizer)
-        return pairs
+        return list(zip(queries, documents, strict=True))
 
     def join(self, parts: Parts) -> tuple[Int32, Int32 | None]:
         """See Template."""
@@ -143,7 +150,7 @@ class Qwen3Template:
         return len(self.prefix) + len(self.suffix)
 
     async def encode(
-        self, texts: PairTexts, tokenizer: TokenizerPool, most: int | None = None
+        self, texts: PairTexts, tokenizer: TokenizerPool, most: int | None = None, *, keep_end: bool = False
     ) -> list[Parts]:
         """See PairTemplate."""
         queries, documents = texts.queries, texts.documents
@@ -154,7 +161,7 @@ class Qwen3Template:
             QWEN3_BODY.format(instruction=instruction, query=query, document=document)
             for query, document in zip(queries, documents, strict=True)
         ]
-        return [(row,) for row in await tokenizer.encode_bare(bodies, most)]
+        return [(row,) for row in await tokenizer.encode_bare(bodies, most, ends=keep_end)]
 
     def join(self, parts: Parts) -> tuple[Int32, Int32 | None]:
         """See Template."""

@@ -62,11 +62,16 @@ class TokenizerPool:
         calls = [loop.run_in_executor(self._threads, work, part) for part in _parts(texts)]
         return [ids for rows in await asyncio.gather(*calls) for ids in rows]
 
-    async def encode_bare(self, texts: Sequence[str], most: int | None = None) -> list[Int32]:
-        """The texts' own ids, i32[n], without the template. most: of each text, its first ones."""
+    async def encode_bare(
+        self, texts: Sequence[str], most: int | None = None, *, ends: bool = False
+    ) -> list[Int32]:
+        """The texts' own ids, i32[n], without the template.
+
+        most: of each text, its first ones; or, if `ends`, at least so many of its last.
+        """
         template = self.special_tokens
         around = len(template.prefix) + len(template.suffix)
-        rows = await self.encode(texts, None if most is None else most + around)
+        rows = await self.encode(texts, None if most is None else most + around, ends=ends)
         return [template.strip(row) for row in rows]
 
     async def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import lzma
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
@@ -23,7 +24,7 @@ from gateway.templates import (
 )
 from gateway.tokenization.huggingface import HuggingFaceTokenizer
 from gateway.tokenization.pool import TokenizerPool
-from rose.batch import EngineInfo
+from rose.batch import EngineInfo, Int32
 from tests.fakes import fake_info
 
 XLM_R = Path(__file__).resolve().parents[3].parent / "shared" / "tokenizers" / "xlm-roberta-unigram.json.xz"
@@ -163,19 +164,70 @@ def test_only_templates_of_special_tokens_want_a_literal_tokenizer() -> None:
     assert isinstance(pair_template(scorer_info(), None), TokenizerPairTemplate)
 
 
+class Sparing(HuggingFaceTokenizer):
+    """It gives no more of a text's end than it must. asked: what it was asked for."""
+
+    asked: tuple[int | None, ...] = ()
+
+    def encode(self, texts: Sequence[str], max_tokens: int | None = None) -> list[Int32]:
+        self.asked += (max_tokens,)
+        return super().encode(texts, max_tokens)
+
+    def encode_ends(self, texts: Sequence[str], max_tokens: int) -> list[Int32]:
+        self.asked += (max_tokens,)
+        rows = super().encode(texts)
+        return [self.special_tokens.truncate(row, max_tokens, keep_end=True) for row in rows]
+
+
+def different_letters(length: int) -> str:
+    return "".join(chr(ord("a") + place) for place in range(length))
+
+
+@settings(deadline=None)
 @given(
-    lengths=st.tuples(st.integers(0, 12), st.lists(st.integers(0, 12), min_size=1, max_size=3)),
+    lengths=st.tuples(st.integers(0, 20), st.lists(st.integers(0, 20), min_size=1, max_size=3)),
     most=st.integers(2, 9),
+    keep_end=st.booleans(),
 )
-def test_what_is_read_of_pairs_is_cut_as_the_whole_of_them(lengths: tuple[int, list[int]], most: int) -> None:
-    tokenizer = HuggingFaceTokenizer(roberta())
+def test_what_is_read_of_pairs_is_cut_as_the_whole_of_them(
+    lengths: tuple[int, list[int]], most: int, keep_end: bool
+) -> None:
+    tokenizer = Sparing(roberta())
     pool = TokenizerPool(tokenizer, threads=1, inline_chars=1000)
     template = TokenizerPairTemplate(tokenizer.pair_tokens, types=True)
-    texts = PairTexts(["q" * lengths[0]], ["d" * length for length in lengths[1]])
+    texts = PairTexts([different_letters(lengths[0])], [different_letters(length) for length in lengths[1]])
 
     async def rows(limit: int | None) -> list[list[list[int]]]:
-        pairs = await template.encode(texts, pool, limit)
-        return [[part.tolist() for part in cut(pair, most, keep_end=False)] for pair in pairs]
+        pairs = await template.encode(texts, pool, limit, keep_end=keep_end)
+        return [[part.tolist() for part in cut(pair, most, keep_end=keep_end)] for pair in pairs]
 
     assert asyncio.run(rows(most)) == asyncio.run(rows(None))
+    pool.close()
+
+
+@pytest.mark.parametrize("keep_end", [False, True])
+@pytest.mark.parametrize(("most", "asked"), [(8, (11,)), (9, (12, 42))])
+async def test_no_more_of_a_pair_is_read_than_shows_which_text_is_longer(
+    keep_end: bool, most: int, asked: tuple[int, ...]
+) -> None:
+    """RoBERTa's template around a text has two tokens. Which is longer matters if the room is odd."""
+    tokenizer = Sparing(roberta())
+    pool = TokenizerPool(tokenizer, threads=1, inline_chars=100_000)
+    template = TokenizerPairTemplate(tokenizer.pair_tokens, types=True)
+    await template.encode(PairTexts(["q" * 20], ["d" * 9000]), pool, most, keep_end=keep_end)
+    assert tokenizer.asked == asked
+    pool.close()
+
+
+@pytest.mark.parametrize("keep_end", [False, True])
+async def test_of_a_chat_what_will_be_cut_is_not_read(keep_end: bool) -> None:
+    tokenizer = Sparing(chat())
+    pool, template = TokenizerPool(tokenizer, 1, 100_000), Qwen3Template.of(tokenizer)
+    texts = PairTexts(["q"], ["some words " * 40])
+    whole, read = [
+        cut((await template.encode(texts, pool, most, keep_end=keep_end))[0], 30, keep_end=keep_end)
+        for most in (None, 30)
+    ]
+    assert read[0].tolist() == whole[0].tolist()
+    assert tokenizer.asked[-1] == 30
     pool.close()
