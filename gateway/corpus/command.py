@@ -11,6 +11,7 @@ from gateway.corpus import signals
 from gateway.corpus.driver import FAILED, run_job
 from gateway.corpus.errors import CorpusError
 from gateway.corpus.local import run_here
+from gateway.corpus.locations import shown
 from gateway.corpus.options import CorpusOptions, ModelSource, RayOptions
 from gateway.corpus.store import JOB
 from gateway.corpus.summary import Summary
@@ -53,7 +54,7 @@ def run(options: CorpusOptions, ray: RayOptions | None, model: ModelSource, vers
 def _sentence(summary: Summary, out: str) -> str:
     why = f": {summary.reason}" if summary.reason else ""
     left = f", {summary.rows_left} are left" if summary.rows_left else ""
-    reasons = f" (why: {out.rstrip('/')}/{JOB}/rejected)" if summary.rejected else ""
+    reasons = f" (why: {shown(out).rstrip('/')}/{JOB}/rejected)" if summary.rejected else ""
     others = f"; {summary.other_files} files of other kinds were passed over" if summary.other_files else ""
     return (
         f"{summary.status}{why}; {summary.rows_out} of {summary.rows_in} rows have a vector,"

@@ -18,10 +18,10 @@ class RefusedError(CorpusError):
 
 
 class OutputError(CorpusError):
-    """OUT cannot be written; finished shards stay, and a rerun goes on from there."""
+    """OUT cannot be written, or read; finished shards stay, and a rerun goes on from there."""
 
     @classmethod
-    def of(cls, error: OSError, name: str) -> OutputError:
-        """What `error` means for the file `name` of OUT."""
+    def of(cls, error: OSError, name: str, what: str = "written") -> OutputError:
+        """What `error` means for the file `name` of OUT, which cannot be written, read or removed."""
         why = "no room is left" if error.errno in _FULL else str(error) or type(error).__name__
-        return cls(f"{name} cannot be written: {why}; finished shards stay, a rerun does the others")
+        return cls(f"{name} cannot be {what}: {why}; finished shards stay, a rerun does the others")

@@ -12,7 +12,7 @@ from pyarrow import parquet as pq
 
 from gateway.corpus.errors import CorpusError
 from gateway.corpus.jsonl_input import SUFFIXES, check_fields, jsonl_pieces, read_jsonl
-from gateway.corpus.locations import FoundFile, find, locate, split_pattern
+from gateway.corpus.locations import FoundFile, find, locate, shown, split_pattern
 from gateway.corpus.parquet_input import UNREADABLE, id_type, parquet_pieces, read_parquet
 from gateway.corpus.rows import Chunk, Columns, Piece
 from gateway.corpus.store import Store
@@ -74,11 +74,11 @@ def find_inputs(url: str, out: Store) -> Inputs:
     place, found = find(url)
     outside = [file for file in found if not file.path.startswith(f"{out.root}/")]
     if not outside:
-        raise CorpusError(f"{url} is below OUT, {out.url}, whose files are not read; give another OUT")
+        raise CorpusError(f"{shown(url)} is below OUT, {out.url}, whose files are not read; give another OUT")
     known = [file for file in outside if file.path.lower().endswith((_PARQUET, *SUFFIXES))]
     if not known:
         kinds = ", ".join((_PARQUET, *SUFFIXES))
-        raise CorpusError(f"{url} has no files of the kinds that are read: {kinds}")
+        raise CorpusError(f"{shown(url)} has no files of the kinds that are read: {kinds}")
     return Inputs(place.filesystem, known, len(outside) - len(known))
 
 

@@ -14,6 +14,9 @@ from pyarrow import fs
 from gateway.corpus.errors import CorpusError
 
 _GLOB = re.compile(r"[*?\[]")
+# Of a URL: what follows is for the filesystem (`?region=...`); other question marks are of a pattern.
+_QUERY = re.compile(r"\?\w+=.*")
+_PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^/@]*@")
 _PIECES = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
@@ -49,10 +52,10 @@ def locate(url: str) -> Location:
         return Location(fs.LocalFileSystem(), str(Path(url).expanduser().absolute()))
     try:
         return Location(*fs.FileSystem.from_uri(url))
-    except pa.ArrowInvalid:
-        return _fsspec(url)
-    except OSError as error:
-        raise CorpusError(f"{url} cannot be opened: {error}") from error
+    except (OSError, pa.ArrowException) as error:
+        if str(error).startswith("Unrecognized filesystem type"):
+            return _fsspec(url)
+        raise CorpusError(f"{shown(url)} cannot be opened: {_without(url, error)}") from None
 
 
 def _fsspec(url: str) -> Location:
@@ -61,8 +64,24 @@ def _fsspec(url: str) -> Location:
     try:
         handler, path = fsspec.core.url_to_fs(url)
     except (ValueError, ImportError, OSError) as error:
-        raise CorpusError(f"{url} cannot be opened: {error}") from error
+        raise CorpusError(f"{shown(url)} cannot be opened: {_without(url, error)}") from None
     return Location(fs.PyFileSystem(fs.FSSpecHandler(handler)), path)
+
+
+def shown(url: str) -> str:
+    """A path or URL as others may see it: without a password, and without what is the filesystem's."""
+    return _PASSWORD.sub(r"\1:***@", _parted(url)[0])
+
+
+def _without(url: str, error: Exception) -> str:
+    """What `error` says, with the URL as it may be shown."""
+    return str(error).replace(url, shown(url))
+
+
+def _parted(url: str) -> tuple[str, str]:
+    """A URL without its query, and that with its question mark; a path has none."""
+    match = _QUERY.search(url) if "://" in url else None
+    return (url, "") if match is None else (url[: match.start()], match[0])
 
 
 def find(url: str) -> tuple[Location, list[FoundFile]]:
@@ -78,12 +97,12 @@ def find(url: str) -> tuple[Location, list[FoundFile]]:
     try:
         files = list(_below(place, base if pattern is None else None))
     except (OSError, UnicodeDecodeError) as error:
-        raise CorpusError(f"{url} cannot be read: {error}") from error
+        raise CorpusError(f"{shown(url)} cannot be read: {error}") from error
     if pattern is not None:
         wanted = re.compile(re.escape(place.path.rstrip("/")) + "/" + _regex(pattern))
         files = [file for file in files if wanted.fullmatch(file.path)]
     if not files:
-        raise CorpusError(f"{url}: no such file, and no folder or pattern with files")
+        raise CorpusError(f"{shown(url)}: no such file, and no folder or pattern with files")
     return place, sorted(files, key=lambda file: file.path)
 
 
@@ -117,12 +136,13 @@ def _found(info: Any) -> FoundFile:
 
 def split_pattern(url: str) -> tuple[str, str | None]:
     """The folder above a pattern, and the pattern below it."""
-    match = _GLOB.search(url)
-    if match is None or Path(url).exists():
+    place, query = _parted(url)
+    match = _GLOB.search(place)
+    if match is None or Path(place).exists():
         return url, None
-    base, _, _ = url[: match.start()].rpartition("/")
-    pattern = url[len(base) :].lstrip("/")
-    return base or ("/" if url.startswith("/") else "."), pattern
+    base, _, _ = place[: match.start()].rpartition("/")
+    pattern = place[len(base) :].lstrip("/")
+    return (base or ("/" if place.startswith("/") else ".")) + query, pattern
 
 
 def _regex(pattern: str) -> str:

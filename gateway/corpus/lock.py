@@ -2,12 +2,14 @@
 
 On this machine's filesystems the kernel holds the lock, so that it goes with the process however that
 ends. Object stores have no locks: there a file is renewed every minute, and stale when it was not for ten.
-Two that start within the same second may both pass; as shards are written whole, that costs time and no rows.
+Of two that start at once the one goes on that wrote last. Were both to go on, for a store that lets a second
+pass between a look and a write, it would cost time and no rows: shards are written whole.
 """
 
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import socket
 import threading
@@ -23,6 +25,10 @@ from gateway.corpus.store import JOB, Store
 
 _NAME = f"{JOB}/lock.json"
 _RENEW_S, _STALE_S = 60.0, 600.0
+# From writing the file to looking whether it is still ours: longer than from another's look to its write.
+_SETTLE_S = 1.0
+
+log = logging.getLogger(__name__)
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -45,6 +51,7 @@ class Lock:
         self._run = run
         self._file: IO[bytes] | None = None
         self._ended = threading.Event()
+        self._renewing = threading.Thread(target=self._renew, name="corpus-lock", daemon=True)
 
     def __enter__(self) -> Lock:
         """Take it.
@@ -57,18 +64,25 @@ class Lock:
             self._file = self._flock()
         else:
             self._refuse(self._holder())
-            self._renew()
-            threading.Thread(target=self._renewing, name="corpus-lock", daemon=True).start()
+            self._store.write(_NAME, self._mine())
+            time.sleep(_SETTLE_S)
+            self._refuse(self._holder())
+            self._renewing.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended.set()
         if self._file is not None:
             self._file.close()
-        else:
-            self._store.delete(_NAME)
+            return
+        self._ended.set()
+        self._renewing.join()  # else it could write the file again after this has removed it
+        try:
+            if self._ours(self._holder()):
+                self._store.delete(_NAME)
+        except OutputError as failure:
+            log.warning("the lock stays for ten minutes: %s", failure)
 
     def _flock(self) -> IO[bytes]:
         """The file stays when the lock is given back: removing it would let two drivers lock two files."""
@@ -88,12 +102,19 @@ class Lock:
         file.flush()
         return file
 
-    def _renewing(self) -> None:
-        while not self._ended.wait(_RENEW_S):
-            self._renew()
-
     def _renew(self) -> None:
-        self._store.write(_NAME, self._mine())
+        while not self._ended.wait(_RENEW_S):
+            try:
+                holder = self._holder()
+                if holder is not None and not self._ours(holder):
+                    log.warning("%s took %s over: this process was not heard of", holder, self._store.url)
+                    return
+                self._store.write(_NAME, self._mine())
+            except OutputError as error:  # nine more times until it is stale
+                log.warning("%s", error)
+
+    def _ours(self, holder: Holder | None) -> bool:
+        return holder is not None and holder.run == self._run
 
     def _mine(self) -> bytes:
         return msgspec.json.encode(Holder(socket.gethostname(), os.getpid(), self._run, time.time()))
@@ -106,7 +127,7 @@ class Lock:
             return None
 
     def _refuse(self, holder: Holder | None) -> None:
-        if holder is not None and not _stale(holder, time.time()):
+        if holder is not None and not self._ours(holder) and not _stale(holder, time.time()):
             raise self._refusal(holder)
 
     def _refusal(self, holder: Holder | None) -> RefusedError:

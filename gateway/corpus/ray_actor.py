@@ -40,7 +40,7 @@ class ShardActor:
             self._store, self._dead = Store(options.out), f"{JOB}/dead/{run}"
             plan = load_plan(self._store)
             if plan is None:
-                raise CorpusError(f"{options.out} cannot be seen from every node: it has no plan here")
+                raise CorpusError(f"{self._store.url} cannot be seen from every node: it has no plan here")
             self._shards = {shard.index: shard for shard in plan[0]}
             self._worker = self._started(options, model, id_type, run)
         except (CorpusError, ModelLoadError, SchedulerError, EngineError) as error:

@@ -1,7 +1,7 @@
 """OUT: parts that appear whole or not at all, and small files beside them.
 
 On this machine a file is written under another name, synced and renamed. Object stores show an object only
-once it is complete, so there it is written in place.
+once it is complete, so there it is written in place. Elsewhere it is written under another name and moved.
 """
 
 from __future__ import annotations
@@ -16,19 +16,24 @@ from typing import Any
 from pyarrow import fs
 
 from gateway.corpus.errors import OutputError
-from gateway.corpus.locations import locate
+from gateway.corpus.locations import locate, shown
 
 # What belongs to the job and not to its result. Readers of datasets pass by names that begin with "_".
 JOB = "_corpus"
 _TEMPORARY = f"{JOB}/tmp"
+# What pyarrow calls its filesystems that are object stores: no folders, and a move would copy.
+_OBJECT_STORES = ("s3", "gcs", "abfs")
 
 
 class Store:
-    """The folder OUT, by path or URL. Names are relative to it. Safe to use from several threads."""
+    """The folder OUT, by path or URL. Names are relative to it. Safe to use from several threads.
+
+    url: as it may be shown. Everything raises OutputError where OUT cannot be read or written.
+    """
 
     def __init__(self, url: str) -> None:
         place = locate(url)
-        self.url = url
+        self.url = shown(url)
         self.filesystem = place.filesystem
         self.root = place.path.rstrip("/")
         self.local = place.local
@@ -45,43 +50,62 @@ class Store:
                 return bytes(stream.read())
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise OutputError.of(error, name, "read") from error
 
     def write(self, name: str, content: bytes) -> None:
-        """Put `content` there at once, instead of what may be there.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Put `content` there at once, instead of what may be there."""
         with self.writing(name) as stream:
             stream.write(content)
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Any]:
-        """A binary file that becomes `name` when the block ends well, and nothing otherwise.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """A binary file that becomes `name` when the block ends well, and nothing otherwise."""
         try:
             if self.local:
-                with self._renamed(Path(self.path(name))) as stream:
-                    yield stream
+                opened = self._renamed(Path(self.path(name)))
+            elif self.filesystem.type_name in _OBJECT_STORES:
+                opened = self._in_place(self.path(name))
             else:
-                self._make(self.path(name).rpartition("/")[0])
-                with self.filesystem.open_output_stream(self.path(name)) as stream:
-                    yield stream
+                opened = self._moved(self.path(name))
+            with opened as stream:
+                yield stream
         except OSError as error:
             raise OutputError.of(error, name) from error
 
-    def _make(self, folder: str) -> None:
-        """Some stores want folders; in others each costs a request, so once is enough."""
-        if folder not in self._made:
-            self.filesystem.create_dir(folder, recursive=True)
-            self._made.add(folder)
+    @contextmanager
+    def _in_place(self, path: str) -> Iterator[Any]:
+        with self.filesystem.open_output_stream(path) as stream:
+            try:
+                yield stream
+            except BaseException:
+                with suppress(OSError):  # closing is all that ends an upload: it makes an object of a half
+                    stream.close()
+                    self.filesystem.delete_file(path)
+                raise
+
+    @contextmanager
+    def _moved(self, path: str) -> Iterator[Any]:
+        temporary = self._temporary(path)
+        for folder in (temporary.rpartition("/")[0], path.rpartition("/")[0]):
+            if folder not in self._made:
+                self.filesystem.create_dir(folder, recursive=True)
+                self._made.add(folder)
+        try:
+            with self.filesystem.open_output_stream(temporary) as stream:
+                yield stream
+            self.filesystem.move(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                self.filesystem.delete_file(temporary)
+            raise
+
+    def _temporary(self, path: str) -> str:
+        return self.path(f"{_TEMPORARY}/{path.rpartition('/')[2]}.{secrets.token_hex(8)}")
 
     @contextmanager
     def _renamed(self, path: Path) -> Iterator[Any]:
-        temporary = Path(self.path(_TEMPORARY), f"{path.name}.{secrets.token_hex(8)}")
+        temporary = Path(self._temporary(str(path)))
         for folder in (temporary.parent, path.parent):
             folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -99,26 +123,28 @@ class Store:
     def sizes(self, folder: str) -> dict[str, int]:
         """Names and bytes of the files right in `folder` ("": of OUT itself)."""
         selector = fs.FileSelector(self.path(folder).rstrip("/"), allow_not_found=True)
-        found = self.filesystem.get_file_info(selector)
+        try:
+            found = self.filesystem.get_file_info(selector)
+        except OSError as error:
+            raise OutputError.of(error, folder or self.url, "read") from error
         return {info.base_name: info.size or 0 for info in found if info.type == fs.FileType.File}
 
     def size(self, name: str) -> int:
         """Bytes of a file; -1 if it is not there."""
-        [info] = self.filesystem.get_file_info([self.path(name)])
+        try:
+            [info] = self.filesystem.get_file_info([self.path(name)])
+        except OSError as error:
+            raise OutputError.of(error, name, "read") from error
         return -1 if info.size is None else int(info.size)
 
     def delete(self, name: str) -> None:
-        """Remove a file, if it is there.
-
-        Raises:
-            OutputError: it cannot be removed.
-        """
+        """Remove a file, if it is there."""
         try:
             self.filesystem.delete_file(self.path(name))
         except FileNotFoundError:
             return
         except OSError as error:
-            raise OutputError.of(error, name) from error
+            raise OutputError.of(error, name, "removed") from error
 
     def sweep(self) -> None:
         """Remove what killed processes left half written. Only while no other process writes here."""

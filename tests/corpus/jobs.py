@@ -13,7 +13,9 @@ from pyarrow import parquet as pq
 
 from gateway.corpus.driver import run_job
 from gateway.corpus.local import run_here
+from gateway.corpus.locations import locate
 from gateway.corpus.options import CorpusOptions, LoadedModel, ModelSource
+from gateway.corpus.store import Store
 from gateway.corpus.summary import Summary
 from rose.batch import EngineInfo
 from scheduler.options import SchedulerOptions
@@ -62,12 +64,13 @@ def text_of(id_: int) -> str:
     return f"row {id_} " + "x" * (id_ * 37 % 101)
 
 
-def parts(out: Path) -> pa.Table:
+def parts(out: Path | str) -> pa.Table:
     """All rows of OUT, as any reader of datasets finds them."""
-    return pq.read_table(out)
+    place = locate(str(out))
+    return pq.read_table(place.path, filesystem=place.filesystem)
 
 
-def rows(out: Path) -> list[dict[str, Any]]:
+def rows(out: Path | str) -> list[dict[str, Any]]:
     """The same as Python values, by file and row."""
     found: list[dict[str, Any]] = parts(out).to_pylist()
     return sorted(found, key=lambda row: (row["file"], row["row"]))
@@ -79,18 +82,22 @@ def rejected(out: Path) -> list[dict[str, Any]]:
     return [row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
 
 
-def markers(out: Path) -> dict[int, dict[str, Any]]:
+def markers(out: Path | str) -> dict[int, dict[str, Any]]:
     """What OUT says of each shard that is done."""
-    found = [json.loads(path.read_bytes()) for path in sorted((out / "_corpus" / "done").glob("*.json"))]
+    store = Store(str(out))
+    found = [json.loads(store.read(f"_corpus/done/{name}") or b"") for name in store.sizes("_corpus/done")]
     return {marker["shard"]: marker for marker in found}
 
 
-def leftovers(out: Path) -> list[str]:
-    """Files that are half written."""
-    return [path.name for path in (out / "_corpus" / "tmp").glob("*")]
+def leftovers(out: Path | str) -> list[str]:
+    """Files that are half written, and parts of another size than their marker says, or without one."""
+    store, done = Store(str(out)), markers(out)
+    wanted = {f"part-{index:06d}.parquet": marker["nbytes"] for index, marker in done.items()}
+    parts = {name: size for name, size in store.sizes("").items() if size != wanted.get(name)}
+    return [*store.sizes("_corpus/tmp"), *parts]
 
 
-def check_complete(out: Path, count: int) -> None:
+def check_complete(out: Path | str, count: int) -> None:
     """Ids 0 to count - 1 are there once each, each with its own vector."""
     found = rows(out)
     assert sorted(row["id"] for row in found) == list(range(count))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
@@ -17,12 +19,19 @@ import pytest
 from pyarrow import parquet as pq
 
 from gateway.corpus import lock
-from gateway.corpus.errors import CorpusError, RefusedError
+from gateway.corpus.errors import CorpusError, OutputError, RefusedError
 from gateway.corpus.lock import Holder, Lock
 from gateway.corpus.store import Store
-from tests.corpus.jobs import check_complete, embed, expected, write_texts
+from tests.corpus.jobs import check_complete, embed, expected, leftovers, markers, write_texts
+from tests.corpus.processes import CorpusProcess
 
 NAMES = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else takes a lock while these tests do."""
+    monkeypatch.setattr(lock, "_SETTLE_S", 0.0)
 
 
 @pytest.fixture
@@ -76,6 +85,72 @@ def test_file_urls_are_plain_files(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "_corpus" / "tmp").is_dir()  # written aside and renamed
 
 
+def test_a_filesystem_that_only_fsspec_knows(tmp_path: Path) -> None:
+    """Its drivers are killed; what they had half written is at no part's place."""
+    write_texts(tmp_path / "in.parquet", 400, row_group_size=20)
+    out, flags = f"local://{tmp_path}/out", ("--id-column", "id", "--shard-rows", "20")
+    with CorpusProcess(f"local://{tmp_path}/in.parquet", out, *flags, FAKE_STEP_S="0.05") as process:
+        process.until(lambda: len(markers(out)) >= 3)
+        process.signal(signal.SIGKILL)
+        process.wait()
+    done = markers(out)
+    names = {path.name for path in (tmp_path / "out").glob("part-*")}
+    assert {f"part-{index:06d}.parquet" for index in done} <= names
+    for name in names:
+        pq.read_metadata(tmp_path / "out" / name)
+    summary, status = embed(f"local://{tmp_path}/in.parquet", out, id_column="id", shard_rows=20)
+    assert (status, summary.shards_of_this_run) == (0, 20 - len(done))
+    assert markers(out).items() >= done.items()
+    assert leftovers(out) == []
+    check_complete(out, 400)
+
+
+def test_a_killed_shard_leaves_nothing_at_its_name(bucket: str) -> None:
+    store = Store(bucket)
+    with pytest.raises(KeyError), store.writing("part-000000.parquet") as stream:
+        stream.write(b"half")
+        stream.flush()
+        assert store.sizes("") == {}
+        raise KeyError
+    assert store.sizes("") == store.sizes("_corpus/tmp") == {}
+
+
+def test_of_two_that_take_a_lock_at_once_one_goes_on(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(bucket)
+    monkeypatch.setattr(lock.time, "sleep", lambda _: hold(store, run="other"))
+    with pytest.raises(RefusedError, match="being written by"), Lock(store, "mine"):
+        pass
+    assert b'"other"' in (store.read("_corpus/lock.json") or b"")
+
+
+def test_a_lock_is_renewed_through_failures_and_not_taken_back(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "_RENEW_S", 0.01)
+    store, calls = Store(bucket), itertools.count()
+    write = store.write
+
+    def failing(name: str, content: bytes) -> None:
+        if next(calls) in (1, 2):
+            raise OutputError("the network is gone")
+        write(name, content)
+
+    monkeypatch.setattr(store, "write", failing)
+    with Lock(store, "mine") as held:
+        until(lambda: next(calls) > 10)
+        hold(store, run="other")
+        held._renewing.join(5)
+        assert not held._renewing.is_alive()
+    assert b'"other"' in (store.read("_corpus/lock.json") or b"")
+
+
+def until(happened: Callable[[], bool]) -> None:
+    ends_s = time.monotonic() + 5
+    while not happened():
+        assert time.monotonic() < ends_s
+        time.sleep(0.005)
+
+
 def hold(store: Store, **fields: object) -> None:
     """Leave the lock file of a driver."""
     holder = {"host": socket.gethostname(), "pid": os.getpid(), "run": "r", "renewed_s": time.time()} | fields
@@ -109,10 +184,7 @@ def test_a_store_s_lock_is_renewed(bucket: str, monkeypatch: pytest.MonkeyPatch)
     store = Store(bucket)
     with Lock(store, "mine"):
         first = store.read("_corpus/lock.json")
-        ends_s = time.monotonic() + 5
-        while store.read("_corpus/lock.json") == first:
-            assert time.monotonic() < ends_s
-            time.sleep(0.01)
+        until(lambda: store.read("_corpus/lock.json") != first)
 
 
 def test_an_unknown_store_is_named() -> None:
