@@ -26,7 +26,9 @@ from tests.http.served import Served, byte_tokenizer, serving
 
 PROMTOOL = shutil.which("promtool")
 DASHBOARD = json.loads((files.FOLDER / "grafana" / "bouquet.json").read_text())
-PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+# Panels of a closed row are its own; of an open one they follow it.
+EVERYTHING = [inner for panel in DASHBOARD["panels"] for inner in (panel, *panel.get("panels", ()))]
+PANELS = [panel for panel in EVERYTHING if panel["type"] != "row"]
 ROWS = [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"]
 [GROUP] = files.documents("prometheus/alerts.yml")[0]["groups"]
 ALERTS = GROUP["rules"]
@@ -133,17 +135,19 @@ def test_what_is_not_there_is_found(query: str, words: str, page: promql.Page) -
 
 def test_the_dashboard_is_laid_out_and_complete() -> None:
     assert [title.split()[0] for title in ROWS] == ["Traffic", "Latency", "Batching", "Health", "Replicas,"]
-    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    ids = [panel["id"] for panel in EVERYTHING]
     assert len(set(ids)) == len(ids)
     cells = [
         (panel["gridPos"]["x"] + x, panel["gridPos"]["y"] + y)
-        for panel in DASHBOARD["panels"]
+        for panel in EVERYTHING
         for x in range(panel["gridPos"]["w"])
         for y in range(panel["gridPos"]["h"])
     ]
     assert len(set(cells)) == len(cells)
     assert max(x for x, _ in cells) == 23
     assert all(panel["description"] for panel in PANELS)
+    units = {panel["title"]: panel["fieldConfig"]["defaults"].get("unit") for panel in PANELS}
+    assert [title for title, unit in units.items() if not unit] == ["Requests by duration"]  # its axis has one
 
 
 def test_queries_use_the_variables_that_there_are(page: promql.Page) -> None:
