@@ -42,7 +42,10 @@ class Snapshot:
         self._coverage = Coverage()
         self._look_at_graphs = False  # of 512 shapes it takes nearly all of an update's time
         self._started_s = time.monotonic()
+        # On the page of a server that nobody has asked yet the steps of its warm-up would look like work.
+        self._warm_up = _counters(scheduler()), _histograms(scheduler())
         self._model = {
+            "since": time.time(),
             "model": names[0],
             "architecture": info.architecture,
             "dtype": info.dtype,
@@ -80,31 +83,51 @@ class Snapshot:
         gateway = self._gateway
         routes = [route for path, route in gateway.routes.items() if path in self._work]
         durations = [route.seconds.counts for route in routes]
+        warm_up, warm_up_histograms = self._warm_up
+        now_s = time.time()
         return {
             "s": round(time.monotonic() - self._started_s, 3),
             "requests": sum(sum(route.statuses.values()) for route in routes),
             "cancelled": sum(route.cancelled for route in routes),
             "outstanding": gateway.outstanding,
-            "tokens": metrics.tokens,
-            "seqs": metrics.seqs,
-            "batches": metrics.batches,
-            "batches_failed": metrics.batches_failed,
             "waiting_seqs": metrics.waiting_seqs,
             "waiting_tokens": metrics.waiting_tokens,
             "running": metrics.running_batches,
-            "busy_ms": round(metrics.step_ms.total, 3),
-            "queue": metrics.queue_ms.counts,
             "tokenization": gateway.tokenization.counts,
             "whole": [sum(counts) for counts in zip(*durations, strict=True)],
-            "step": metrics.step_ms.counts,
-            "batch_seqs": metrics.seqs_per_batch.counts,
-            "batch_tokens": metrics.tokens_per_batch.counts,
+            # Ages, since a browser's clock may differ from this one.
             "errors": [
-                (kind.code, int(kind.status), gateway.errors[kind], round(last_s))
+                (kind.code, int(kind.status), gateway.errors[kind], max(0, round(now_s - last_s)))
                 for kind, last_s in gateway.last_error_s.items()
             ],
             "replicas": None if self._fleet is None else self._fleet.describe(),
+            **{name: round(value - warm_up[name], 3) for name, value in _counters(metrics).items()},
+            **{
+                name: [now - then for now, then in zip(counts, warm_up_histograms[name], strict=True)]
+                for name, counts in _histograms(metrics).items()
+            },
         }
+
+
+def _counters(metrics: SchedulerMetrics) -> dict[str, float]:
+    """What only grows, as it is now."""
+    return {
+        "tokens": metrics.tokens,
+        "seqs": metrics.seqs,
+        "batches": metrics.batches,
+        "batches_failed": metrics.batches_failed,
+        "busy_ms": metrics.step_ms.total,
+    }
+
+
+def _histograms(metrics: SchedulerMetrics) -> dict[str, list[int]]:
+    """Their counts, copied: the scheduler's own go on."""
+    return {
+        "queue": [*metrics.queue_ms.counts],
+        "step": [*metrics.step_ms.counts],
+        "batch_seqs": [*metrics.seqs_per_batch.counts],
+        "batch_tokens": [*metrics.tokens_per_batch.counts],
+    }
 
 
 def _event(name: str, told: Mapping[str, Any]) -> bytes:

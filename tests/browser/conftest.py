@@ -20,6 +20,9 @@ Opener = Callable[..., Awaitable[Tab]]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshots", metavar="FOLDER", type=Path, help="keep pictures of the page there")
+    parser.addoption(
+        "--recording", metavar="FILE", type=Path, help="of record.py, to look at and keep pictures of"
+    )
     parser.addoption("--axe", metavar="FILE", type=Path, required=True, help="axe.min.js of axe-core")
 
 

@@ -25,6 +25,7 @@ def cell(tokens: int, seqs: int) -> str:
 async def test_it_tells_what_the_server_does(light: Wire, opened: Opener, graphed: ServerProcess) -> None:
     tab = await opened(light, graphed.url)
     await tab.until(f"{STATE} === 'Idle'")
+    assert (await tab.text("#lead")).startswith("Ready to turn texts into vectors.")
     assert "bfloat16 on cuda:0" in await tab.text("#model")
     assert "takes token ids and no text" in await tab.text("#try-note")
     assert await tab.value("document.getElementById('try-form').hidden")
@@ -35,8 +36,8 @@ async def test_it_tells_what_the_server_does(light: Wire, opened: Opener, graphe
     await tab.until("[...document.querySelectorAll('#batch tr')][2].innerText.match(/3–4\\s+\\d/)")
     stages = await tab.value("[...document.querySelectorAll('#split tr')].map((row) => row.innerText)")
     assert [row.split("\t")[0].strip() for row in stages] == [
-        "Wait for a batch",
         "Text to tokens",
+        "Wait for a batch",
         "Forward",
         "Whole request",
     ]
@@ -55,6 +56,7 @@ async def test_the_map_turns_from_cold_to_captured(light: Wire, opened: Opener) 
             await tab.until(f"{mine}.dataset.state === '{state}' && {mine}.ariaLabel.includes('{hits}')")
             await post(server, body)
         await tab.until(f"{mine}.ariaLabel.includes('3 hits, 1 by graph')")
+        assert await tab.value(f"{mine}.innerText") == "3"
         assert "captured" in await tab.text("#legend")
 
 
@@ -120,7 +122,8 @@ async def test_a_server_that_loads_has_it_already(light: Wire, opened: Opener) -
         await asyncio.sleep(0.5)
         tab = await opened(light, f"http://127.0.0.1:{port}", expected="503")
         await tab.until(f"{STATE} === 'Not ready'")
-        assert "starts" in await tab.text("#lead")
+        assert (await tab.text("#lead")).startswith("The model is still loading.")
+        assert await tab.text("#model") == "An embedding server"
 
 
 async def test_a_server_that_went_is_found_again(light: Wire, opened: Opener) -> None:
@@ -129,6 +132,8 @@ async def test_a_server_that_went_is_found_again(light: Wire, opened: Opener) ->
         await asyncio.to_thread(server.ready)
         tab = await opened(light, server.url, expected="ERR_CONNECTION_REFUSED")
         await tab.until(f"{STATE} === 'Idle'")
+        assert "Nobody has asked" in await tab.text("#lead")
+        assert await tab.text("#batch-note") == "No batch yet."  # the warm-up's are not shown
         server.signal(signal.SIGTERM)
         assert await asyncio.to_thread(server.wait) == 0
         await tab.until(f"{STATE} === 'No connection'")
@@ -146,16 +151,39 @@ async def test_replicas_have_a_table(light: Wire, opened: Opener) -> None:
         assert "Replicas serving" in await tab.text("#tiles")
         assert await tab.value("document.getElementById('replicas').hidden") is False
         assert await tab.value("document.getElementById('graphs').hidden")
+        narrow = await opened(light, server.url, width=360)
+        await narrow.until("document.querySelectorAll('#replica-rows .state-ready').length === 2")
+        assert (
+            await narrow.value("document.querySelector('#replica-rows th').offsetHeight") < 60
+        )  # not a letter a line
+
+
+async def test_a_tab_that_was_hidden_goes_on_where_it_was(
+    light: Wire, opened: Opener, graphed: ServerProcess
+) -> None:
+    hide = "Object.defineProperty(document, 'hidden', {{ value: {}, configurable: true }})"
+    tell = "document.dispatchEvent(new Event('visibilitychange'))"
+    points = "document.querySelector('.tile .line').getAttribute('d').split('L').length"
+    tab = await opened(light, graphed.url)
+    await tab.until(f"{points} > 2")
+    await tab.value(hide.format("true"))
+    await tab.value(tell)
+    before = await tab.value(points)
+    await asyncio.sleep(1.5)
+    assert await tab.value(points) == before  # nothing is sent to it
+    await tab.value(hide.format("false"))
+    await tab.value(tell)
+    await tab.until(f"{points} > {before}", 3.0)
 
 
 async def test_tab_goes_through_the_page_in_order(light: Wire, opened: Opener, minilm: ServerProcess) -> None:
     tab = await opened(light, minilm.url)
     await tab.until("!document.getElementById('try-form').hidden")
     stops = []
-    for _ in range(6):
+    for _ in range(7):
         await tab.press(TAB)
         stops.append(await tab.focused())
         outline = await tab.value("getComputedStyle(document.activeElement).outlineStyle")
         assert outline != "none", stops
     stops = [stop for stop in stops if stop != "errors-box"]  # there are some if another test made them
-    assert stops[:5] == ["Skip to the playground", "API", "Metrics", "text-1", "Remove"]
+    assert stops[:6] == ["Skip to the playground", "try-link", "API", "Metrics", "text-1", "Remove"]

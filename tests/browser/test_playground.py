@@ -79,12 +79,30 @@ async def test_programs_run_as_they_are_printed(
     await put(tab, "#text-1", HOSTILE)
     await tab.click("#run")
     await tab.until(DONE)
-    answer = await run("sh", "-c", await code(tab, "curl"), API_KEY="k")
+    assert "Authorization" not in await code(tab, "curl")  # no key is wanted here
+    answer = await run("sh", "-c", await code(tab, "curl"))
     assert '"embedding"' in answer
     for name, printed in (("Python (openai)", HOSTILE), ("Python (msgpack)", "[[")):
         program = tmp_path / "program.py"
         program.write_text(await code(tab, name))
-        assert printed in await run(sys.executable, str(program), API_KEY="k")
+        assert printed in await run(sys.executable, str(program))
+
+
+async def test_programs_name_a_key_that_is_in_use(
+    light: Wire, opened: Opener, minilm: ServerProcess, tmp_path: Path
+) -> None:
+    tab = await opened(light, minilm.url)
+    await tab.until("!document.getElementById('try-form').hidden")
+    await tab.value("sessionStorage.setItem('bouquet-key', 'secret')")
+    await tab.click("#run")
+    await tab.until(DONE)
+    for name in ("curl", "Python (openai)", "Python (msgpack)"):
+        printed = await code(tab, name)
+        assert "secret" not in printed
+        assert "API_KEY" in printed
+        program = tmp_path / "program"
+        program.write_text(printed)
+        await run("sh" if name == "curl" else sys.executable, str(program), API_KEY="secret")
 
 
 async def test_it_works_by_keyboard_alone(light: Wire, opened: Opener, minilm: ServerProcess) -> None:
@@ -109,8 +127,17 @@ async def test_it_works_by_keyboard_alone(light: Wire, opened: Opener, minilm: S
 async def test_texts_are_two_to_ten(light: Wire, opened: Opener, minilm: ServerProcess) -> None:
     tab = await opened(light, minilm.url)
     await tab.until("!document.getElementById('try-form').hidden")
-    for _ in range(6):
+    for number in range(5, 11):
         await tab.click("#more")
+        await put(tab, f"#text-{number}", "שלום עולם, a text that is longer than what is shown of it, by far")
+    await tab.click("#run")
+    await tab.until(DONE)
+    assert len((await matrix(tab))[0]) == 13
+    cut_off = "(({ scrollWidth, clientWidth }) => scrollWidth - clientWidth)"
+    assert await tab.value(f"{cut_off}(document.getElementById('result').parentElement)") <= 0
+    direction = "getComputedStyle(document.querySelector({!r})).direction"
+    assert await tab.value(direction.format("#result tr:last-child .words")) == "rtl"
+    assert await tab.value(direction.format("#text-10")) == "rtl"
     assert await tab.value("document.getElementById('more').disabled")
     assert await tab.value("document.querySelectorAll('#texts .text').length") == 10
     for _ in range(8):
@@ -125,7 +152,18 @@ async def test_a_refusal_is_told(light: Wire, opened: Opener, minilm: ServerProc
     await put(tab, "#text-1", "long " * 300)
     await tab.click("#run")
     await tab.until("document.getElementById('try-error').textContent.includes('takes at most 256')")
+    assert (await tab.text("#try-error")).startswith("Text 1: ")
     assert await tab.value("document.getElementById('try-result').hidden")
+    await put(tab, "#text-1", "short")
+    await put(tab, "#text-3", "")
+    await tab.click("#run")
+    await tab.until("document.getElementById('try-error').textContent.startsWith('Text 3: ')")
+    assert await tab.focused() == "text-3"
+    assert await tab.value("document.querySelectorAll('[aria-invalid]').length") == 1
+    await put(tab, "#text-3", "short, too")
+    await tab.click("#run")
+    await tab.until(DONE)
+    assert await tab.value("document.querySelectorAll('[aria-invalid]').length") == 0
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +184,7 @@ async def test_texts_are_ranked(light: Wire, opened: Opener, scorer: ServerProce
     scores = [float(row[-1].replace("−", "-")) for row in rows]
     assert len(scores) == 3
     assert scores == sorted(scores, reverse=True)
-    assert "relevance_score" in await run("sh", "-c", await code(tab, "curl"), API_KEY="k")
+    assert "relevance_score" in await run("sh", "-c", await code(tab, "curl"))
     program = tmp_path / "program.py"
     program.write_text(await code(tab, "Python (msgpack)"))
     assert float((await run(sys.executable, str(program))).split()[1]) == pytest.approx(scores[0], abs=1e-4)

@@ -6,7 +6,7 @@ import { short } from "./format.js";
 const WIDTH = 120;
 const HEIGHT = 32;
 // Seconds that the width stands for at least; at first there are fewer.
-const FEWEST = 30;
+const FEWEST_S = 30;
 
 // A figure with its name, its unit and its last two minutes.
 export class Tile {
@@ -16,27 +16,24 @@ export class Tile {
     this.line = drawing("path", { class: "line" });
     this.area = drawing("path", { class: "area" });
     const svg = drawing("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" });
-    svg.append(this.area, this.line);
+    svg.append(drawing("line", { class: "base", x2: WIDTH, y1: HEIGHT - 1, y2: HEIGHT - 1 }), this.area, this.line);
     const title = make("h3", {}, name);
     const figure = make("p", {}, this.value, make("span", { className: "unit" }, unit));
     this.root = make("div", { className: "card tile" }, title, figure, svg, this.under);
     parent.append(this.root);
   }
 
-  // values: oldest first. most: what reaches the top; not given: the largest.
-  show(text, under, values, most = Math.max(...values, 0)) {
+  // points: [second, value], oldest first. most: what reaches the top; not given: the largest.
+  show(text, under, points, most = largest(points)) {
     say(this.value, text);
     say(this.under, under);
     const top = most || 1;
-    const step = WIDTH / Math.max(FEWEST, values.length - 1);
-    const start = WIDTH - step * (values.length - 1);
-    const points = values.map((value, index) => {
-      const y = HEIGHT - 1 - (HEIGHT - 3) * Math.min(1, value / top);
-      return `${(start + index * step).toFixed(1)} ${y.toFixed(1)}`;
-    });
-    const line = points.length > 1 ? `M${points.join("L")}` : "";
+    const [first, last] = [points[0]?.[0], points.at(-1)?.[0]];
+    const x = (s) => (WIDTH * (1 - (last - s) / Math.max(FEWEST_S, last - first))).toFixed(1);
+    const y = (value) => (HEIGHT - 1 - (HEIGHT - 3) * Math.min(1, value / top)).toFixed(1);
+    const line = points.length > 1 ? `M${points.map(([s, value]) => `${x(s)} ${y(value)}`).join("L")}` : "";
     this.line.setAttribute("d", line);
-    this.area.setAttribute("d", line && `${line}V${HEIGHT}H${start.toFixed(1)}Z`);
+    this.area.setAttribute("d", line && `${line}V${HEIGHT}H${x(first)}Z`);
   }
 }
 
@@ -61,4 +58,6 @@ export class Bar {
   }
 }
 
-export const peak = (values) => `peak ${short(Math.max(...values, 0))}`;
+const largest = (points) => Math.max(...points.map(([, value]) => value), 0);
+
+export const peak = (points) => `peak ${short(largest(points))} in 2 min`;

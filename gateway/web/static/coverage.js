@@ -1,7 +1,7 @@
 // The map of CUDA graphs: a grid of tokens by sequences, each cell cold, warmed or captured.
 
 import { byId, make, say } from "./dom.js";
-import { count, share, whole } from "./format.js";
+import { brief, count, share, whole } from "./format.js";
 
 const STATES = {
   captured: "captured: replayed as a CUDA graph",
@@ -10,6 +10,8 @@ const STATES = {
   uncapturable: "runs without a graph",
 };
 const NONE = { state: "cold", replays: 0, steps: 0 };
+// So many columns leave room for the hits to stand in the cells.
+const ROOMY = 24;
 const MOVES = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] };
 
 export class Coverage {
@@ -35,7 +37,7 @@ export class Coverage {
     const head = this.columns.map((bucket) => make("th", { scope: "col" }, make("span", { className: isPower(bucket) ? "" : "hidden" }, bucket ? `${bucket}` : `>${this.most}`)));
     const rows = known(seqs, 1).map((bucket) => this.row(bucket));
     const corner = make("th", { scope: "col", className: "corner" }, "sequences ↓\ntokens →");
-    const table = make("table", { className: "map", role: "grid", "aria-labelledby": "graphs-title" });
+    const table = make("table", { className: this.columns.length > ROOMY ? "map" : "map roomy", role: "grid", "aria-labelledby": "graphs-title" });
     table.append(make("thead", {}, make("tr", {}, corner, ...head)), make("tbody", {}, ...rows));
     table.addEventListener("keydown", (event) => this.move(event));
     for (const [come, go] of [["mouseover", "mouseout"], ["focusin", "focusout"]]) {
@@ -49,7 +51,7 @@ export class Coverage {
   row(seqs) {
     const cells = this.columns.map((tokens) => {
       if (tokens && seqs > tokens) return make("td", { className: "void" });
-      const td = make("td", { className: "cell", tabIndex: -1 });
+      const td = make("td", { className: "cell", tabIndex: -1 }, make("span", { className: "hits", "aria-hidden": "true" }));
       this.cells.set(`${tokens} ${seqs}`, { td, tokens, seqs, ...NONE });
       this.paint(this.cells.get(`${tokens} ${seqs}`));
       return td;
@@ -74,6 +76,7 @@ export class Coverage {
     const hits = steps ? `${count(steps, "hit")}, ${whole(replays)} by graph` : "no hits";
     cell.words = `${size}, up to ${count(seqs, "sequence")}. ${STATES[cell.shown]}. ${hits}`;
     td.setAttribute("aria-label", cell.words);
+    say(td.firstChild, steps ? brief(steps) : "");
   }
 
   summarise() {
@@ -89,7 +92,7 @@ export class Coverage {
     const total = (name) => cells.reduce((all, cell) => all + cell[name], 0);
     const steps = total("steps");
     say(byId("graphs-note"), steps ? `${share(total("replays") / steps)} of ${count(steps, "batch", "batches")} were replays of a graph.` : "Each cell is a size of batch. It is captured when it comes the second time.");
-    say(byId("graphs-span"), "since start");
+    say(byId("graphs-span"), "since start, warm-up included");
   }
 
   move(event) {

@@ -15,6 +15,11 @@ export function short(value) {
   return value >= 100 ? whole(value) : digits(value);
 }
 
+const COMPACT = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 2 });
+
+// In four characters, for where there is little room.
+export const brief = (value) => COMPACT.format(value).replace("K", "k");
+
 export function digits(value) {
   if (value === 0 || value >= 99.95) return String(Math.round(value));
   return value >= 9.995 ? value.toFixed(1) : value.toFixed(value >= 1 ? 1 : 2);

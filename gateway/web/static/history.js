@@ -1,6 +1,6 @@
 // The last two minutes of counters, and what follows from them: rates, and quantiles of histograms.
 
-const KEPT = 121;
+const KEPT_S = 120;
 const WINDOW_S = 60;
 const SMOOTH_S = 5;
 
@@ -11,7 +11,7 @@ export class History {
 
   add(sample) {
     this.samples.push(sample);
-    if (this.samples.length > KEPT) this.samples.shift();
+    while (sample.s - this.samples[0].s > KEPT_S) this.samples.shift();
   }
 
   get last() {
@@ -29,13 +29,14 @@ export class History {
     return rate(this.last, this.before(seconds), name);
   }
 
-  // One rate for each pair of samples.
+  // One rate for each pair of samples, with its time.
   rates(name) {
-    return this.samples.slice(1).map((sample, index) => rate(sample, this.samples[index], name));
+    return this.samples.slice(1).map((sample, index) => [sample.s, rate(sample, this.samples[index], name)]);
   }
 
+  // [time, value] of each sample.
   values(name) {
-    return this.samples.map((sample) => sample[name]);
+    return this.samples.map((sample) => [sample.s, sample[name]]);
   }
 
   // Counts of a histogram in the last minute; of all time where nothing came in it.

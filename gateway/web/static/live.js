@@ -6,12 +6,19 @@ import { count, share, short, tally, time, whole } from "./format.js";
 import { History, quantile, sum } from "./history.js";
 
 const STAGES = [
-  ["queue", "Wait for a batch", "queue", "ms_bounds"],
   ["tokenization", "Text to tokens", "tokenize", "gateway_ms_bounds"],
+  ["queue", "Wait for a batch", "queue", "ms_bounds"],
   ["step", "Forward", "device", "ms_bounds"],
   ["whole", "Whole request", "whole", "gateway_ms_bounds"],
 ];
 const FEWEST_ROWS = 5;
+// What the server is for: while it waits for work, and while it has some.
+const WORK = {
+  embed: ["turn texts into vectors", "Turning texts into vectors"],
+  sparse: ["weigh the words of texts", "Weighing the words of texts"],
+  score: ["score texts against a query", "Scoring texts against queries"],
+  labels: ["label texts", "Labelling texts"],
+};
 
 export class Live {
   constructor() {
@@ -27,10 +34,11 @@ export class Live {
 
   // A server, perhaps another one than before.
   begin(model) {
+    if (this.model?.since !== model.since) this.history = new History(); // a hidden tab comes back to the same one
     this.model = model;
-    this.history = new History();
-    this.device = model.device.startsWith("cuda") ? "GPU" : "Processor";
-    this.busy ??= new Tile(byId("tiles"), model.replicated ? "Replicas serving" : `${this.device} busy`, "");
+    this.device = model.device.startsWith("cuda") ? "GPU" : "processor";
+    this.busy?.root.remove();
+    this.busy = new Tile(byId("tiles"), model.replicated ? "Replicas serving" : `${capital(this.device)} busy`, "");
     byId("batch").replaceChildren();
     this.batches = model.seq_bounds.map((bound, index) => {
       const low = index ? model.seq_bounds[index - 1] + 1 : 1;
@@ -61,14 +69,14 @@ export class Live {
   }
 
   showBusy() {
-    const shares = this.history.rates("busy_ms").map((ms) => ms / 1000);
+    const shares = this.history.rates("busy_ms").map(([s, ms]) => [s, ms / 1000]);
     const under = `${count(this.history.last.running, "batch", "batches")} on it now`;
     this.busy.show(share(Math.min(1, this.history.rate("busy_ms") / 1000)), under, shares, 1);
   }
 
   showReplicas(replicas) {
     const serving = (list) => list.filter(({ state }) => state === "ready" || state === "half_open").length;
-    const values = this.history.values("replicas").map(serving);
+    const values = this.history.values("replicas").map(([s, list]) => [s, serving(list)]);
     this.busy.show(`${serving(replicas)}`, `of ${count(replicas.length, "replica")}`, values, replicas.length);
   }
 
@@ -105,15 +113,18 @@ export class Live {
     const { history } = this;
     const { last } = history;
     const requests = history.rate("requests");
+    const [can, does] = WORK[this.model.task === "score" && this.model.labels > 1 ? "labels" : this.model.task];
     if (!requests && !last.outstanding) {
-      const done = last.requests ? `It has answered ${count(last.requests, "request")} so far.` : "Nobody has asked for anything yet.";
-      return ["Idle", `The server is idle. ${done}`];
+      const done = last.requests ? `Nothing to do now, after ${count(last.requests, "request")}.` : "Nobody has asked for anything yet.";
+      return ["Idle", `Ready to ${can}. ${done}`];
     }
     const busy = Math.min(1, history.rate("busy_ms") / 1000);
-    const device = last.replicas ? "" : `, its ${this.device === "GPU" ? "GPU" : "processor"} busy ${share(busy)} of the time`;
+    const device = last.replicas ? "" : `, the ${this.device} busy ${share(busy)} of the time`;
     const waits = last.waiting_seqs ? `${count(last.waiting_seqs, "sequence")} ${last.waiting_seqs === 1 ? "waits" : "wait"}.` : "Nothing waits.";
     const [counts] = history.counts("queue");
     const slow = sum(counts) ? ` Half of all requests start within ${time(quantile(this.model.ms_bounds, counts, 0.5))}.` : "";
-    return ["Serving", `Serving ${short(requests)} requests and ${short(history.rate("tokens"))} tokens a second${device}. ${waits}${slow}`];
+    return ["Serving", `${does}: ${short(requests)} requests and ${short(history.rate("tokens"))} tokens a second${device}. ${waits}${slow}`];
   }
 }
+
+const capital = (words) => words[0].toUpperCase() + words.slice(1);

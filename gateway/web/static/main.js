@@ -13,7 +13,7 @@ const STATES = {
   lost: ["No connection", "The server does not answer. This page tries again by itself."],
   key: ["Key wanted", "Numbers and playground want an API key."],
   crowded: ["Too many watch", "As many pages as the server allows watch it already. This one tries again by itself."],
-  closing: ["Not ready", "The server starts or shuts down. This page tries again by itself."],
+  closing: ["Not ready", "This page tries again by itself."],
 };
 
 const live = new Live();
@@ -28,6 +28,7 @@ function showState(name, words) {
 }
 
 function begin(model) {
+  byId("try-link").hidden = false;
   live.begin(model);
   coverage.begin(model.graphs);
   playground.begin(model);
@@ -48,9 +49,11 @@ function onEvent(name, value) {
   showReplicas(value.replicas);
 }
 
-function onState(state) {
+// why: what the server says of itself, as "the model is still loading".
+function onState(state, why) {
   if (state === "key") ask(true);
-  if (state !== "open") showState(...STATES[state]);
+  const [name, words] = STATES[state] ?? [];
+  if (name) showState(name, why ? `${why[0].toUpperCase()}${why.slice(1)}. ${words}` : words);
   byId("board").classList.toggle("stale", state !== "open");
 }
 

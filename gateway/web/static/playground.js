@@ -28,6 +28,7 @@ export class Playground {
     const kind = model.task === "embed" ? "embed" : model.labels === 1 || model.task === "sparse" ? "rank" : null;
     const usable = kind !== null && model.text;
     byId("try-form").hidden = !usable;
+    if (this.model?.since !== model.since) byId("try-result").hidden = true; // another server says something else
     say(byId("try-note"), note(model, kind));
     this.model = model;
     if (!usable || this.kind === kind) return;
@@ -40,7 +41,7 @@ export class Playground {
   }
 
   add(text) {
-    const field = make("textarea", { rows: 1, value: text, spellcheck: false });
+    const field = make("textarea", { rows: 1, value: text, spellcheck: false, dir: "auto" });
     const remove = make("button", { type: "button" }, "Remove");
     const row = make("div", { className: "text" }, make("label"), field, remove);
     remove.addEventListener("click", () => {
@@ -66,30 +67,37 @@ export class Playground {
     byId("more").disabled = rows.length >= MOST;
   }
 
-  get texts() {
-    return [...byId("texts").querySelectorAll("textarea")].map((field) => field.value);
+  get fields() {
+    return [...byId("texts").querySelectorAll("textarea")];
   }
 
   async run() {
-    const { texts } = this;
+    const texts = this.fields.map((field) => field.value);
     byId("try-error").hidden = true;
     byId("run").disabled = true;
+    byId("try-result").classList.add("stale");
+    this.fields.forEach((field) => field.removeAttribute("aria-invalid"));
     try {
       await (this.kind === "embed" ? this.compare(texts) : this.rank(byId("query").value, texts));
       byId("try-result").hidden = false;
       byId("result-title").focus();
     } catch (error) {
+      byId("try-result").hidden = true;
       byId("try-error").hidden = false;
       say(byId("try-error"), error.message);
+      this.fields[error.index]?.setAttribute("aria-invalid", "true");
+      this.fields[error.index]?.focus();
     } finally {
       byId("run").disabled = false;
+      byId("try-result").classList.remove("stale");
     }
   }
 
   // One request a text, all at once: only so the server tells what each of them costs.
   async compare(texts) {
     const path = "v1/embeddings";
-    const answers = await Promise.all(texts.map((input) => post(path, { model: this.model.model, input })));
+    refuseEmpty(texts);
+    const answers = await Promise.all(texts.map((input, index) => post(path, { model: this.model.model, input }).catch(of(index))));
     const vectors = answers.map(({ value }) => value.data[0].embedding);
     showSimilarities(texts, vectors, answers);
     say(byId("result-title"), "Cosine similarity");
@@ -100,6 +108,7 @@ export class Playground {
   async rank(query, documents) {
     const path = "v1/rerank";
     const body = { model: this.model.model, query, documents };
+    refuseEmpty(documents);
     const answer = await post(path, body);
     showRanks(documents, answer.value.results);
     say(byId("result-title"), "Best first");
@@ -116,6 +125,18 @@ function note(model, kind) {
 }
 
 const sum = (answers) => answers.reduce((total, { tokens }) => total + tokens, 0);
+
+// An error that names its text, and knows its place.
+function of(index) {
+  return (error) => {
+    throw Object.assign(new Error(`Text ${index + 1}: ${error.message}`), { index });
+  };
+}
+
+function refuseEmpty(texts) {
+  const index = texts.indexOf("");
+  if (index >= 0) of(index)(new Error("there is nothing in it."));
+}
 
 async function post(path, body) {
   const answer = await fetch(path, {

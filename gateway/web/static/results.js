@@ -5,13 +5,19 @@ import { time, whole } from "./format.js";
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 let repaint = () => {};
+// More texts than these want narrower cells.
+const ROOMY = 7;
 dark.addEventListener("change", () => repaint());
 
 function head(...names) {
   return make("thead", {}, make("tr", {}, ...names.map(([name, className]) => make("th", { scope: "col", className }, name))));
 }
 
-const name = (index, text) => make("th", { scope: "row", className: "text-name", title: text }, `${index + 1}  ${text}`);
+// A text may run from right to left: its own start is what is shown of it.
+function name(index, text) {
+  const words = make("span", { className: "words", dir: "auto", title: text }, text);
+  return make("th", { scope: "row", className: "text-name" }, `${index + 1} `, words);
+}
 
 // answers: tokens and ms of each text.
 export function showSimilarities(texts, vectors, answers) {
@@ -27,6 +33,7 @@ export function showSimilarities(texts, vectors, answers) {
     return make("tr", {}, name(index, text), ...cells, number(whole(tokens)), number(time(ms)));
   });
   const columns = texts.map((_, index) => [`${index + 1}`, ""]);
+  byId("result").className = texts.length > ROOMY ? "dense" : "";
   byId("result").replaceChildren(head(["Text", ""], ...columns, ["Tokens", "number"], ["Time", "number"]), make("tbody", {}, ...rows));
   repaint = () => painted.forEach(([cell, value]) => paint(cell, value));
   repaint();
@@ -42,6 +49,7 @@ export function showRanks(texts, results) {
     const track = make("td", { className: "score", "aria-hidden": "true" }, make("div", {}, bar));
     return make("tr", {}, name(index, texts[index]), track, number(score.toFixed(4).replace("-", "−")));
   });
+  byId("result").className = "";
   byId("result").replaceChildren(head(["Text", ""], ["", ""], ["Score", "number"]), make("tbody", {}, ...rows));
 }
 

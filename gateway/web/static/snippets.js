@@ -1,6 +1,7 @@
-// Programs that ask what was just asked. They name the key's variable, never the key.
+// Programs that ask what was just asked. Where a key is in use they name its variable, never the key.
 
 import { byId, make } from "./dom.js";
+import { known } from "./key.js";
 
 const KINDS = [
   ["curl", curl],
@@ -64,18 +65,17 @@ export class Snippets {
 
 function curl(url, body) {
   const quoted = `'${JSON.stringify(body).replaceAll("'", "'\\''")}'`;
-  return `curl -s ${url} \\\n  -H "Authorization: Bearer $API_KEY" \\\n  -H 'Content-Type: application/json' \\\n  -d ${quoted}\n`;
+  const key = known() ? '  -H "Authorization: Bearer $API_KEY" \\\n' : "";
+  return `curl -s ${url} \\\n${key}  -H 'Content-Type: application/json' \\\n  -d ${quoted}\n`;
 }
 
 // A string of JSON is one of Python, too.
 function openai(url, { model, input }) {
   const texts = input.map((text) => `    ${JSON.stringify(text)},\n`).join("");
   const base = url.slice(0, -"/embeddings".length);
-  return `import os
+  return `${known() ? "import os\n\n" : ""}from openai import OpenAI
 
-from openai import OpenAI
-
-client = OpenAI(base_url="${base}", api_key=os.environ.get("API_KEY", "none"))
+client = OpenAI(base_url="${base}", api_key=${known() ? 'os.environ["API_KEY"]' : '"none"'})
 texts = [
 ${texts}]
 answer = client.embeddings.create(model=${JSON.stringify(model)}, input=texts)
@@ -89,8 +89,8 @@ function msgpack(url, body) {
   const shown = body.input
     ? 'vectors = np.frombuffer(answer["embeddings"], "<f4").reshape(answer["shape"])\nprint(vectors @ vectors.T)'
     : 'for result in answer["results"]:\n    print(result["index"], result["relevance_score"])';
-  return `import os
-from urllib.request import Request, urlopen
+  const key = known() ? '    "Authorization": "Bearer " + os.environ["API_KEY"],\n' : "";
+  return `${key && "import os\n"}from urllib.request import Request, urlopen
 
 import msgspec
 ${body.input ? "import numpy as np\n" : ""}
@@ -98,8 +98,7 @@ body = {
 ${fields}}
 headers = {
     "Content-Type": "application/msgpack",
-    "Authorization": "Bearer " + os.environ.get("API_KEY", "none"),
-}
+${key}}
 request = Request("${url}", msgspec.msgpack.encode(body), headers)
 answer = msgspec.msgpack.decode(urlopen(request).read())
 ${shown}

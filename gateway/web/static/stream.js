@@ -6,7 +6,8 @@ const FIRST_RETRY_S = 1;
 const LAST_RETRY_S = 15;
 
 export class Stream {
-  // onEvent(name, value) for each event; onState(state) with "open", "lost", "key", "crowded" or "closing".
+  // onEvent(name, value) for each event; onState(state, why) with "open", "lost", "key", "crowded" or "closing",
+  // of which the last has the server's own words.
   constructor(url, onEvent, onState) {
     Object.assign(this, { url, onEvent, onState });
     this.retryS = FIRST_RETRY_S;
@@ -18,7 +19,7 @@ export class Stream {
     this.close();
     const abort = (this.abort = new AbortController());
     this.read(abort.signal).then(
-      (state) => this.ended(abort, state),
+      (state) => this.ended(abort, ...state),
       () => this.ended(abort, "lost"),
     );
   }
@@ -29,9 +30,9 @@ export class Stream {
     this.abort = null;
   }
 
-  ended(abort, state) {
+  ended(abort, state, why) {
     if (this.abort !== abort) return; // closed on purpose
-    this.onState(state);
+    this.onState(state, why);
     if (state === "key") return; // there is nothing to try until there is another one
     this.timer = setTimeout(() => this.open(), this.retryS * 1000);
     this.retryS = Math.min(LAST_RETRY_S, this.retryS * 2);
@@ -39,16 +40,16 @@ export class Stream {
 
   async read(signal) {
     const answer = await fetch(this.url, { headers: headers(), signal, cache: "no-store" });
-    if (answer.status === 401) return "key";
-    if (answer.status === 429) return "crowded";
-    if (!answer.ok) return "closing";
+    if (answer.status === 401) return ["key"];
+    if (answer.status === 429) return ["crowded"];
+    if (!answer.ok) return ["closing", (await answer.json()).error.message];
     this.retryS = FIRST_RETRY_S;
     this.onState("open");
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     let text = "";
     for (;;) {
       const { value, done } = await reader.read();
-      if (done) return "lost";
+      if (done) return ["lost"];
       const events = (text + value).split("\n\n");
       text = events.pop();
       events.forEach((event) => this.tell(event));

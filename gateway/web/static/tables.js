@@ -14,19 +14,18 @@ function fill(body, rows) {
   );
 }
 
-// errors: [code, status, count, Unix time of the last].
+// errors: [code, status, count, seconds since the last].
 export function showErrors(errors) {
   byId("no-errors").hidden = errors.length > 0;
   byId("errors-box").hidden = !errors.length;
-  const newest = [...errors].sort((one, other) => other[3] - one[3]).slice(0, MOST_ERRORS);
-  const now = Date.now() / 1000;
+  const newest = [...errors].sort((one, other) => one[3] - other[3]).slice(0, MOST_ERRORS);
   fill(
     byId("error-rows"),
-    newest.map(([code, status, count, last]) => [
+    newest.map(([code, status, count, age]) => [
       code,
       [`${status}`, "number"],
       [whole(count), "number"],
-      [ago(now - last), "number"],
+      [ago(age), "number"],
     ]),
   );
 }
