@@ -168,7 +168,9 @@ def test_a_store_s_lock_is_refused_while_its_driver_may_live(bucket: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "stale", [{"pid": 2**22 + 1}, {"host": "elsewhere", "renewed_s": time.time() - 601}], ids=str
+    "stale",
+    [{"pid": 2**22 + 1}, {"host": "elsewhere", "renewed_s": time.time() - 601}],
+    ids=["of no process", "not renewed"],
 )
 def test_a_store_s_stale_lock_is_taken_over(bucket: str, stale: dict[str, object]) -> None:
     store = Store(bucket)
