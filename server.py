@@ -274,7 +274,7 @@ def corpus(argv: Sequence[str]) -> int:
         if args.plan is not None:
             print(flags.planned(args))
             return 0
-        options, ray = flags.corpus_options(args), flags.ray_options(args)
+        options, ray = flags.corpus_options(args, os.environ), flags.ray_options(args)
     except ValueError as error:
         parser.error(str(error))
     set_up_logging("warning", sys.stderr)

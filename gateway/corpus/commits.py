@@ -19,7 +19,7 @@ _READERS = 16
 class Outcome(msgspec.Struct, frozen=True):
     """What became of a shard.
 
-    rows: with a vector. rejected: without. nbytes: of the part.
+    rows: with a vector. rejected: without. nbytes: of the part; 0: there is none, as the job's format is.
     run: the driver's word, by which reruns are told apart. worker: host and process that embedded it.
     damage: what of IN could not be read; such a shard has what could be, and is tried again by a rerun.
     """
@@ -59,7 +59,7 @@ def committed(store: Store, shards: Sequence[Shard]) -> dict[int, Outcome]:
     parts, markers = store.sizes(""), store.sizes(_DONE)
     marked = [shard for shard in shards if _marker(shard).rpartition("/")[2] in markers]
     with ThreadPoolExecutor(_READERS) as pool:
-        found = pool.map(lambda shard: _read(store, shard, parts.get(part_name(shard), -1)), marked)
+        found = pool.map(lambda shard: _read(store, shard, parts.get(part_name(shard), 0)), marked)
         return {outcome.shard: outcome for outcome in found if outcome is not None}
 
 

@@ -98,7 +98,7 @@ def _run(work: Work, runner: Runner, done: dict[int, Outcome], bar: Bar) -> tupl
 def _count_duplicates(
     options: CorpusOptions, store: Store, shards: Sequence[Shard], done: dict[int, Outcome]
 ) -> int | None:
-    if options.id_column is None:
+    if options.id_column is None or options.format == "none":
         return None
     rows = sum(outcome.rows for outcome in done.values())
     return duplicates.count_duplicates(lambda: duplicates.in_parts(store, shards), rows)

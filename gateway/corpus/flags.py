@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
 from gateway.corpus.capacity import Question
 from gateway.corpus.capacity_report import models, report, table
-from gateway.corpus.options import VECTOR_TYPES, CorpusOptions, RayOptions
+from gateway.corpus.options import (
+    DISTANCES,
+    FORMATS,
+    VECTOR_TYPES,
+    CorpusOptions,
+    QdrantOptions,
+    RayOptions,
+)
 
+QDRANT_KEY_VARIABLE = "QDRANT_API_KEY"
 _DEFAULTS = CorpusOptions("", "")
 
 
@@ -29,6 +38,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     _add_row_flags(parser.add_argument_group("rows"))
     _add_job_flags(parser.add_argument_group("the job"))
+    _add_qdrant_flags(parser.add_argument_group("Qdrant"))
     _add_ray_flags(parser.add_argument_group("a Ray cluster"))
     _add_plan_flags(parser.add_argument_group("planning"))
 
@@ -110,7 +120,28 @@ def _add_job_flags(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="read all ids first and embed nothing if one comes twice; default: keep and count them",
     )
+    group.add_argument(
+        "--format",
+        choices=FORMATS,
+        default=_DEFAULTS.format,
+        help="of the parts in OUT; none: no parts, --qdrant has the vectors; default: %(default)s",
+    )
     group.add_argument("--summary", metavar="PATH", help="write the summary there, too")
+
+
+def _add_qdrant_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--qdrant", metavar="URL", help="vectors go to this server of Qdrant, too, like http://host:6333"
+    )
+    group.add_argument(
+        "--qdrant-collection", metavar="NAME", help="made if it is not there; else it must have the same size"
+    )
+    group.add_argument(
+        "--qdrant-distance", choices=DISTANCES, help="default: what the collection has, cosine for a new one"
+    )
+    group.add_argument(
+        "--qdrant-api-key", metavar="KEY", help=f"also as {QDRANT_KEY_VARIABLE}; default: none"
+    )
 
 
 def _add_ray_flags(group: argparse._ArgumentGroup) -> None:
@@ -166,8 +197,8 @@ def planned(args: argparse.Namespace) -> str:
     return report(question)
 
 
-def corpus_options(args: argparse.Namespace) -> CorpusOptions:
-    """What the parsed flags say.
+def corpus_options(args: argparse.Namespace, environ: Mapping[str, str]) -> CorpusOptions:
+    """What the parsed flags say, and QDRANT_API_KEY.
 
     Raises:
         ValueError: IN or OUT is missing, or flags contradict each other.
@@ -181,8 +212,27 @@ def corpus_options(args: argparse.Namespace) -> CorpusOptions:
         raise ValueError("--refuse-duplicate-ids needs --id-column")
     if args.summary is not None and not Path(args.summary).absolute().parent.is_dir():
         raise ValueError(f"--summary {args.summary}: no such folder")
-    names = CorpusOptions.__slots__
-    return CorpusOptions(**{name: getattr(args, name) for name in names if hasattr(args, name)})
+    given_fields = {name: getattr(args, name) for name in CorpusOptions.__slots__ if hasattr(args, name)}
+    return CorpusOptions(**given_fields | {"qdrant": _qdrant_options(args, environ)})
+
+
+def _qdrant_options(args: argparse.Namespace, environ: Mapping[str, str]) -> QdrantOptions | None:
+    """Raises ValueError: half of what is needed, or vectors that Qdrant does not take."""
+    url, collection = args.qdrant, args.qdrant_collection
+    if (url is None) != (collection is None):
+        raise ValueError("--qdrant and --qdrant-collection go together")
+    if url is None:
+        if args.format == "none":
+            raise ValueError("--format none: the vectors would be nowhere; it needs --qdrant")
+        return None
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"--qdrant {url}: not a URL like http://host:6333")
+    if not collection or "/" in collection:
+        raise ValueError(f"--qdrant-collection {collection!r} is no collection's name")
+    if args.vectors == "bits":
+        raise ValueError("--qdrant takes no --vectors bits; its own binary quantization makes them")
+    key = (args.qdrant_api_key or environ.get(QDRANT_KEY_VARIABLE) or "").strip() or None
+    return QdrantOptions(url, collection, args.qdrant_distance, key)
 
 
 def ray_options(args: argparse.Namespace) -> RayOptions | None:

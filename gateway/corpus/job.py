@@ -19,6 +19,8 @@ _DECIDING = (
     "text_column",
     "id_column",
     "vectors",
+    "format",
+    "qdrant",
     "dimensions",
     "normalize",
     "input_type",
@@ -28,11 +30,14 @@ _DECIDING = (
     "shard_rows",
     "shard_bytes",
 )
+# What a manifest has that was written when there was no choice.
+_UNNAMED = {"format": "parquet"}
 
 
 def job_of(options: CorpusOptions, model: ModelSource, version: str) -> dict[str, Any]:
     """The manifest. `model` and `version` are there to be read; only the rest is compared."""
     deciding = {name: getattr(options, name) for name in _DECIDING}
+    deciding["qdrant"] = None if options.qdrant is None else options.qdrant.collection
     return {
         "version": version,
         "model": model.name,
@@ -77,8 +82,9 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
     if before.get("weights") != now["weights"]:
         yield "model was {model} ({weights})".format(**before) + ", is {model} ({weights})".format(**now)
     for name in ("dtype", *_DECIDING):
-        if before.get(name) != now[name]:
-            yield f"{name} was {_shown(before.get(name))}, is {_shown(now[name])}"
+        was = before.get(name, _UNNAMED.get(name))
+        if was != now[name]:
+            yield f"{name} was {_shown(was)}, is {_shown(now[name])}"
 
 
 def file_changes(before: Sequence[FoundFile], now: Sequence[FoundFile]) -> Iterator[str]:

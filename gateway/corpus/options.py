@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from gateway.tokenization.base import Tokenizer
@@ -12,6 +12,19 @@ from scheduler.options import SchedulerOptions
 
 VectorType = Literal["float32", "float16", "int8", "bits"]
 VECTOR_TYPES: tuple[VectorType, ...] = ("float32", "float16", "int8", "bits")
+Format = Literal["parquet", "none"]
+FORMATS: tuple[Format, ...] = ("parquet", "none")
+DISTANCES = ("cosine", "dot", "euclid", "manhattan")
+
+
+@dataclass(frozen=True, slots=True)
+class QdrantOptions:
+    """A collection of Qdrant. distance: None: cosine, or what the collection has. key: its API key."""
+
+    url: str
+    collection: str
+    distance: str | None = None
+    key: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +38,7 @@ class CorpusOptions:
     shard_rows, shard_bytes: a shard is full at either; bytes are those of the input.
     window_rows, window_bytes: rows that are sorted by length together, and the most text among them.
     windows: how many of them a worker holds at once.
+    format: of the parts in OUT; "none": there are none, and qdrant has the vectors. qdrant: gets them, too.
     """
 
     source: str
@@ -32,6 +46,8 @@ class CorpusOptions:
     text_column: str = "text"
     id_column: str | None = None
     vectors: VectorType = "float32"
+    format: Format = "parquet"
+    qdrant: QdrantOptions | None = None
     dimensions: int | None = None
     normalize: bool | None = None
     input_type: str | None = None

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pyarrow import parquet as pq
 
 from gateway.corpus.commits import part_name, rejected_name
-from gateway.corpus.options import VectorType
+from gateway.corpus.options import Format, VectorType
 from gateway.corpus.plan import Shard
 from gateway.corpus.rows import Rejected
 from gateway.corpus.store import Store
@@ -49,7 +49,8 @@ class PartWriter:
     damage: what of the input could not be read, if anything.
     """
 
-    def __init__(self, writer: Any, schema: Any) -> None:
+    def __init__(self, writer: Any | None, schema: Any) -> None:
+        """writer: takes tables; None: nobody does."""
         self._writer = writer
         self._schema = schema
         self.rows = self.tokens = 0
@@ -70,6 +71,9 @@ class PartWriter:
 
     def _write(self, files: list[Any], rows: list[Any], ids: list[Any], values: NDArray[Any]) -> None:
         """values: [n, width] of the schema's type."""
+        self.rows += len(rows)
+        if self._writer is None:
+            return
         field = self._schema.field("vector").type
         flat = pa.array(np.ascontiguousarray(values).reshape(-1), field.value_type)
         columns = [pa.array(files).dictionary_encode(), pa.array(rows, pa.int64())]
@@ -77,32 +81,45 @@ class PartWriter:
             columns.append(pa.array(ids, self._schema.field("id").type))
         columns.append(pa.FixedSizeListArray.from_arrays(flat, type=field))
         self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
-        self.rows += len(rows)
 
 
 @contextmanager
-def writing(store: Store, shard: Shard, schema: Any) -> Iterator[PartWriter]:
+def writing(store: Store, shard: Shard, schema: Any, format_: Format) -> Iterator[PartWriter]:
     """A writer whose part is in OUT once the block has ended well; its rejected rows are there before.
 
     Raises:
         OutputError: OUT cannot be written.
     """
+    with _WRITERS[format_](store, shard, schema) as writer:
+        part = PartWriter(writer, schema)
+        yield part
+        if part.rejected:
+            _write_rejected(store, shard, part.rejected)
+        else:
+            store.delete(rejected_name(shard))
+
+
+@contextmanager
+def _parquet(store: Store, shard: Shard, schema: Any) -> Iterator[Any]:
     with store.writing(part_name(shard)) as stream:
         compression = dict.fromkeys(("file", "row", "id"), "zstd") | {"vector.list.element": "none"}
         writer = pq.ParquetWriter(
             stream, schema, compression=compression, use_dictionary=["file"], write_statistics=["row", "id"]
         )
-        part = PartWriter(writer, schema)
         try:
-            yield part
+            yield writer
         except BaseException:
             writer.is_open = False  # its footer would be written to a file that is thrown away
             raise
         writer.close()
-        if part.rejected:
-            _write_rejected(store, shard, part.rejected)
-        else:
-            store.delete(rejected_name(shard))
+
+
+@contextmanager
+def _nowhere(store: Store, shard: Shard, schema: Any) -> Iterator[None]:
+    yield None
+
+
+_WRITERS = {"parquet": _parquet, "none": _nowhere}
 
 
 def _write_rejected(store: Store, shard: Shard, rows: list[Rejected]) -> None:

@@ -130,12 +130,12 @@ class Store:
         return {info.base_name: info.size or 0 for info in found if info.type == fs.FileType.File}
 
     def size(self, name: str) -> int:
-        """Bytes of a file; -1 if it is not there."""
+        """Bytes of a file; 0 if it is not there."""
         try:
             [info] = self.filesystem.get_file_info([self.path(name)])
         except OSError as error:
             raise OutputError.of(error, name, "read") from error
-        return -1 if info.size is None else int(info.size)
+        return int(info.size or 0)
 
     def delete(self, name: str) -> None:
         """Remove a file, if it is there."""

@@ -25,6 +25,7 @@ from gateway.corpus.job import check_engine
 from gateway.corpus.options import CorpusOptions, LoadedModel
 from gateway.corpus.parts import PartWriter, part_schema, writing
 from gateway.corpus.plan import Shard
+from gateway.corpus.qdrant import Qdrant
 from gateway.corpus.rows import Chunk, Columns
 from gateway.corpus.store import Store
 from gateway.corpus.windows import Window, next_window
@@ -74,12 +75,13 @@ class ShardWorker:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="corpus-reader")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="corpus-writer")
         self._batcher: Batcher | None = None
+        self._qdrant: Qdrant | None = None
 
     async def start(self) -> None:
         """Time the engine's steps and run a first one.
 
         Raises:
-            CorpusError: the model does not do what is asked for.
+            CorpusError: the model does not do what is asked for, or Qdrant does not.
             scheduler.errors.SchedulerError, rose.errors.EngineError: a first step failed.
         """
         engine, scheduler = self._model.engine, self._model.scheduler
@@ -93,12 +95,17 @@ class ShardWorker:
         about = {"model": engine.info.model, "weights": self._model.digest, "prompt": self._embedder.prompt}
         dimensions = self._embedder.dimensions
         self._schema = part_schema(self._options.vectors, dimensions, self._id_type, about)
+        if self._options.qdrant is not None:
+            self._qdrant = Qdrant(self._options.qdrant)
+            await self._qdrant.prepare(dimensions, self._options.vectors)
         await warm_up(batcher, engine.info)
 
     async def close(self) -> None:
         """End the threads and the engine, also after a start that failed."""
         if self._batcher is not None:
             await self._batcher.close(0.0)
+        if self._qdrant is not None:
+            await self._qdrant.close()
         for pool in (self._reader, self._writer):
             pool.shutdown(cancel_futures=True)
         self._tokenizer.close()
@@ -117,7 +124,8 @@ class ShardWorker:
             return before
         started_s = time.perf_counter()
         with ExitStack() as stack:
-            part = await self._in_writer(stack.enter_context, writing(self._store, shard, self._schema))
+            opened = writing(self._store, shard, self._schema, self._options.format)
+            part = await self._in_writer(stack.enter_context, opened)
             await self._embed(shard, part)
             if part.rows + len(part.rejected) != shard.rows:
                 raise CorpusError(
@@ -172,6 +180,8 @@ class ShardWorker:
         while (task := await embedding.get()) is not None:
             window = await task
             await self._in_writer(part.write_window, window)
+            if self._qdrant is not None:
+                await self._qdrant.upsert(window)
             self._progress.hold(-window.size)
             self._progress.tell(window.size, window.tokens)
             self._slots.release()

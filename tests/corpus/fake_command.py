@@ -30,7 +30,7 @@ def main() -> int:
     args = parser.parse_args()
     loading = partial(load, int(os.environ.get(DIMENSIONS, "8")), float(os.environ.get(STEP_S, "0")))
     model = ModelSource("fake", "d1", "auto", loading)
-    return command.run(flags.corpus_options(args), flags.ray_options(args), model, "test")
+    return command.run(flags.corpus_options(args, os.environ), flags.ray_options(args), model, "test")
 
 
 if __name__ == "__main__":

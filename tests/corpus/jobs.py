@@ -90,11 +90,14 @@ def markers(out: Path | str) -> dict[int, dict[str, Any]]:
 
 
 def leftovers(out: Path | str) -> list[str]:
-    """Files that are half written, and parts of another size than their marker says, or without one."""
-    store, done = Store(str(out)), markers(out)
-    wanted = {f"part-{index:06d}.parquet": marker["nbytes"] for index, marker in done.items()}
-    parts = {name: size for name, size in store.sizes("").items() if size != wanted.get(name)}
-    return [*store.sizes("_corpus/tmp"), *parts]
+    """Files that are half written."""
+    return list(Store(str(out)).sizes("_corpus/tmp"))
+
+
+def unmarked(out: Path | str) -> list[str]:
+    """Parts without a marker, or of another size than theirs says."""
+    wanted = {f"part-{index:06d}.parquet": marker["nbytes"] for index, marker in markers(out).items()}
+    return [name for name, size in Store(str(out)).sizes("").items() if size != wanted.get(name)]
 
 
 def check_complete(out: Path | str, count: int) -> None:

@@ -12,7 +12,7 @@ from gateway.corpus import lock
 from gateway.corpus.errors import CorpusError
 from gateway.corpus.store import Store
 from rose.errors import EngineDeadError
-from tests.corpus.jobs import check_complete, embed, fake_model, leftovers, markers, write_texts
+from tests.corpus.jobs import check_complete, embed, fake_model, markers, unmarked, write_texts
 from tests.corpus.processes import CorpusProcess, run
 from tests.corpus.s3_server import KEYS, S3Server, put, s3_server
 from tests.fakes import FakeEngine
@@ -53,7 +53,7 @@ def test_from_a_bucket_to_a_bucket(server: S3Server, bucket: str) -> None:
     puts = [line.rpartition("/")[2] for line in server.asked if line.startswith("PUT ")]
     for index in range(SHARDS):
         assert puts.index(f"part-{index:06d}.parquet") < puts.index(f"{index:06d}.json")
-    assert leftovers(f"{bucket}/out") == []
+    assert unmarked(f"{bucket}/out") == []
     assert Store(f"{bucket}/out").read("_corpus/lock.json") is None
     assert embed(f"{bucket}/in", f"{bucket}/out", **SETTINGS)[0].shards_of_this_run == 0
 
@@ -90,7 +90,7 @@ def test_half_a_part_is_not_left_there(bucket: str) -> None:
     out = f"{bucket}/out"
     assert embed(f"{bucket}/in", out, fake_model(Dying()), window_rows=7, **SETTINGS)[1] == 3
     assert 0 < len(markers(out)) < SHARDS
-    assert leftovers(out) == []
+    assert unmarked(out) == []
     assert embed(f"{bucket}/in", out, window_rows=7, **SETTINGS)[1] == 0
     check_complete(out, ROWS)
 
