@@ -194,7 +194,7 @@ def _trie(pieces: list[str], labels: UInt16) -> Int64:
     keys = [row.astype(">u2").tobytes() for row in rows]
     order = sorted((index for index in range(len(pieces)) if lengths[index]), key=keys.__getitem__)
     in_order = np.concatenate([rows[index] for index in order]).astype(np.int32)
-    return build_labelled(in_order, [lengths[index] for index in order], order)
+    return build_labelled(in_order, [lengths[index] for index in order], order, int(labels.max()))
 
 
 def _byte_ids(pieces: list[str]) -> Int32:

@@ -225,10 +225,15 @@ def reference(file: dict[str, Any] | str) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(Library.from_str(file if isinstance(file, str) else json.dumps(file)))
 
 
+def library_of(form: str) -> HuggingFaceTokenizer:
+    """The library's of a form."""
+    return reference(_real(_AT_HAND[form]) if form in _AT_HAND else file_of(form))
+
+
 @cache
 def both(form: str) -> tuple[Tokenizer, HuggingFaceTokenizer]:
     """Ours and the library's of a form, made once for all tests."""
-    library = reference(_real(_AT_HAND[form]) if form in _AT_HAND else file_of(form))
+    library = library_of(form)
     ours = compiled(library)
     assert ours.backend == FORMS[form]
     return ours, library

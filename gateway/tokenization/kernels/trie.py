@@ -28,20 +28,20 @@ def build_trie(ids: dict[bytes, int]) -> Int64:
     """i64[m] of the keys' trie; ids are in [0, MAX_IDS). The empty key is left out."""
     keys = sorted(key for key in ids if key)
     labels = np.frombuffer(b"".join(keys), np.uint8).astype(np.int32) + 1
-    return build_labelled(labels, [len(key) for key in keys], [ids[key] for key in keys])
+    return build_labelled(labels, [len(key) for key in keys], [ids[key] for key in keys], 256)
 
 
-def build_labelled(labels: Int32, lengths: list[int], ids: list[int]) -> Int64:
+def build_labelled(labels: Int32, lengths: list[int], ids: list[int], largest: int) -> Int64:
     """i64[m] of the trie of distinct keys, one after the other in `labels`, in the order of their labels.
 
-    labels: in [1, MAX_LABEL]. ids: in [0, MAX_IDS).
+    labels: in [1, largest]. ids: in [0, MAX_IDS). largest: the largest label that is ever looked for, whether
+    a key has it or not: a step reads the place where it would be.
 
     Raises:
         UnsupportedError: a label or an id is larger.
     """
     bounds = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=bounds[1:])
-    largest = int(labels.max(initial=1))
     if largest > MAX_LABEL or max(ids, default=0) >= MAX_IDS:
         raise UnsupportedError(f"more than {MAX_LABEL} kinds of characters or {MAX_IDS} tokens")
     nodes: Int64 = _build(labels, bounds, np.array(ids, np.int32), largest)
