@@ -66,7 +66,7 @@ def _needs_code(model: str) -> bool:
     """Whether there is a kernel for the model whose machine code is not kept."""
     if model not in _MODULES:
         return False
-    from gateway.tokenization.kernels.jit import is_kept
+    from gateway.tokenization.kernels.kept import is_kept
 
     return not is_kept(_MODULES[model])
 

@@ -19,7 +19,7 @@ from tokenizers import models
 
 from gateway.tokenization import bench
 from gateway.tokenization.base import Tokenizer
-from gateway.tokenization.kernels import bpe, jit, unigram, wordpiece
+from gateway.tokenization.kernels import bpe, jit, kept, unigram, wordpiece
 from gateway.tokenization.late import LateTokenizer
 from gateway.tokenization.loading import compiled, load_tokenizer
 from gateway.tokenization.unsupported import UnsupportedError
@@ -43,24 +43,11 @@ print(tokenizer.backend, *tokenizer.encode(["The lazy dog"])[0])
 """
 
 
-# Numbers of functions as they may fall: those of all kernels' closures are one and the same.
-SAME_NUMBERS = """
+# As if all functions had fallen on one number: names and types alone must tell them apart.
+ONE_NUMBER = """
 import itertools
 import numba.core.bytecode as bytecode
-class Numbers:
-    def __init__(self):
-        self.counted, self.closure = itertools.count(1), False
-    def __next__(self):
-        return 10**6 if self.closure else next(self.counted)
-numbers, made = Numbers(), bytecode.FunctionIdentity.from_function.__func__
-def from_function(cls, function):
-    numbers.closure = "of_each_" in getattr(function, "py_func", function).__qualname__
-    try:
-        return made(cls, function)
-    finally:
-        numbers.closure = False
-bytecode.FunctionIdentity._unique_ids = numbers
-bytecode.FunctionIdentity.from_function = classmethod(from_function)
+bytecode.FunctionIdentity._unique_ids = itertools.repeat(10**6)
 from tests.tokenization.files import both
 for form in {forms}:
     ours, library = both(form)
@@ -116,27 +103,37 @@ def test_where_no_cache_can_be_written_every_start_compiles(t5: Path, tmp_path: 
 def test_a_folder_that_cannot_be_written_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert jit._cache_folder() is None
+    assert kept.cache_folder() is None
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
-    folder = jit._cache_folder()
+    folder = kept.cache_folder()
     assert folder is not None
     assert folder.is_dir()
 
 
-def test_code_is_kept_and_damage_to_it_does_not_stop_a_start(tmp_path: Path) -> None:
+def test_code_is_kept_and_made_anew_where_it_is_damaged(tmp_path: Path) -> None:
     path, cache = tmp_path / "tokenizer.json", tmp_path / "cache"
     path.write_text(json.dumps(file_of("uncased")))
+    served = f"WordPiece {ids_of(path)}"
     compiled(reference(path.read_text()))
-    assert jit._FOLDER is not None
-    shutil.copytree(jit._FOLDER, cache / "bouquet" / jit._FOLDER.name)
-    assert start(path, cache).endswith(ids_of(path))  # compiles what this process had no need of
-    kept = {path: path.stat().st_mtime_ns for path in cache.rglob("wordpiece*.nb?")}
-    assert kept
-    assert start(path, cache) == f"WordPiece {ids_of(path)}"
-    assert {path: path.stat().st_mtime_ns for path in cache.rglob("wordpiece*.nb?")} == kept
-    for file in kept:
-        file.write_bytes(file.read_bytes()[:100])
-    assert start(path, cache).endswith(ids_of(path))
+    assert kept.FOLDER is not None
+    names = ("wordpiece.*", "trie.*")
+    folder = cache / "bouquet" / kept.FOLDER.name
+    folder.mkdir(parents=True)
+    for file in (file for name in names for file in kept.FOLDER.glob(name)):
+        shutil.copy(file, folder)
+    assert start(path, cache) == served  # makes what this process had no need of
+    codes = {file: file.read_bytes() for file in cache.rglob("*.code")}
+    times = {file: file.stat().st_mtime_ns for file in codes}
+    [encode] = [file for file in codes if file.name.startswith("wordpiece.encode-")]
+    assert start(path, cache) == served
+    assert {file: file.stat().st_mtime_ns for file in cache.rglob("*.code")} == times
+    whole = codes[encode]
+    encode.write_bytes(whole[:20_000] + bytes(len(whole) - 20_000))  # as if the power had failed
+    for file in codes.keys() - {encode}:
+        file.write_bytes(codes[file][:100])
+    assert start(path, cache) == served
+    assert all(len(file.read_bytes()) > 1000 for file in codes)
+    assert encode.stat().st_mtime_ns > times[encode]
 
 
 def test_no_two_functions_of_the_kernels_have_one_name() -> None:
@@ -152,7 +149,7 @@ def test_no_two_functions_of_the_kernels_have_one_name() -> None:
 def test_kept_code_and_code_made_beside_it_stay_apart_whatever_numba_numbers_them(tmp_path: Path) -> None:
     for forms in (["uncased"], ["t5", "uncased", "qwen"], ["qwen", "uncased", "t5"]):
         subprocess.run(
-            [sys.executable, "-c", SAME_NUMBERS.format(forms=forms)],
+            [sys.executable, "-c", ONE_NUMBER.format(forms=forms)],
             cwd=Path(__file__).resolve().parents[2],
             env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
             check=True,
@@ -168,7 +165,7 @@ def test_code_of_other_sources_goes_when_it_is_stale(tmp_path: Path) -> None:
     old_s = time.time() - 30 * 24 * 3600
     for name in (*"ab", "notes"):
         os.utime(folders.get(name, tmp_path / "tokenization-notes"), (old_s, old_s))
-    jit._remove_stale(folders["a"])
+    kept.remove_stale(folders["a"])
     assert {path.name for path in tmp_path.iterdir()} == {
         folders["a"].name,
         folders["c"].name,

@@ -7,15 +7,8 @@ times as long as the work itself. Whoever passes an address keeps the array aliv
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
-import shutil
-import tempfile
-import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
@@ -24,54 +17,21 @@ from numba import types
 from numba.extending import intrinsic
 
 from gateway.tokenization.kernels.arrays import Bytes, Int64, UInt8
+from gateway.tokenization.kernels.kept import FOLDER, KeptCode
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-_PREFIX = "tokenization-"
-_STALE_S = 7 * 24 * 3600
-
-
-def _cache_folder() -> Path | None:
-    """Where machine code of these very sources is kept; None where nothing can be written."""
-    digest = hashlib.sha256(numba.__version__.encode())
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.read_bytes())
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bouquet"
-    folder = home / f"{_PREFIX}{digest.hexdigest()[:16]}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            os.utime(folder)  # in use
-            return folder
-    except OSError:
-        return None
-
-
-def _remove_stale(kept: Path) -> None:
-    """Remove the folders of other sources that no process has used for a week."""
-    for folder in kept.parent.glob(f"{_PREFIX}{'[0-9a-f]' * 16}"):
-        with contextlib.suppress(OSError):
-            if folder != kept and time.time() - folder.stat().st_mtime > _STALE_S:
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def is_kept(module: str) -> bool:
-    """Whether the machine code of `encode` in the kernels' `module` is kept, or none can be."""
-    return _FOLDER is None or any(_FOLDER.rglob(f"{module}.encode-*.nbi"))
-
-
-_FOLDER = _cache_folder()
 numba.config.LOOP_VECTORIZE = 0  # a sixth of the time to compile, and nothing here gains by it
-if _FOLDER is not None:
-    _remove_stale(_FOLDER)
-    numba.config.CACHE_DIR = str(_FOLDER)
 
 
 def entry(function: Function) -> Function:
     """`function` as machine code that runs without the GIL, made or loaded when it is first called."""
-    made: Function = numba.njit(nogil=True, cache=_FOLDER is not None)(function)
-    return made
+    made: Any = numba.njit(nogil=True)(function)
+    if FOLDER is not None:
+        module = function.__module__.rpartition(".")[2]
+        made._cache = KeptCode(FOLDER, f"{module}.{function.__name__}")
+    return cast(Function, made)
 
 
 def inner(function: Function) -> Function:
