@@ -96,7 +96,7 @@ class CpuEngine:
         )
         try:
             with torch.inference_mode():
-                self._attention.plan(batch.cu_seqlens, batch.num_tokens, 0)
+                self._attention.plan(batch.cu_seqlens)
                 self._model.forward(_tensors(batch, longest, self._attention), outputs)
         except Exception:
             self._failed += 1

@@ -95,7 +95,7 @@ class CudaForward:
         """Do the host's part of attention for what is staged in `work`."""
         backend = self._backends[key.attention]
         if backend.plans:
-            backend.plan(work.host_cu_seqlens(key.num_seqs), key.num_tokens, work.index)
+            backend.plan(work.host_cu_seqlens(key.num_seqs))
 
     def memory(self) -> Mapping[str, int]:
         """Device memory in bytes: torch's tensors, what torch holds for them, and what nobody holds."""

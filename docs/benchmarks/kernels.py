@@ -189,7 +189,7 @@ class NoAttention:
     capturable = True
     plans = False
 
-    def plan(self, host_cu_seqlens: np.ndarray, num_tokens: int, slot: int) -> None:
+    def plan(self, host_cu_seqlens: np.ndarray) -> None:
         """Nothing to do."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, cu: Tensor, max_seqlen: int) -> None:
@@ -200,7 +200,7 @@ def batch_of(num_seqs: int, length: int, attention: AttentionBackend) -> DeviceB
     """Random ids, planned."""
     cu_seqlens = offsets(num_seqs, length)
     host = cu_seqlens.cpu().numpy()
-    attention.plan(host, num_seqs * length, 0)
+    attention.plan(host)
     begin(attention, cu_seqlens, num_seqs * length)
     ids = torch.randint(0, 100_000, (num_seqs * length,), device=DEVICE).int()
     return DeviceBatch(ids, cu_seqlens, None, host, length, attention)

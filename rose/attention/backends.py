@@ -140,7 +140,7 @@ def _proven(backend: AttentionBackend, spec: AttentionSpec) -> AttentionBackend:
     out = torch.empty(2, spec.num_heads, spec.head_dim, dtype=spec.dtype, device=spec.device).zero_()
     offsets = np.array([0, 1, 2], np.int32)
     cu_seqlens = torch.empty(3, dtype=torch.int32, device=spec.device).copy_(torch.from_numpy(offsets))
-    backend.plan(offsets, 2, 0)
+    backend.plan(offsets)
     begin(backend, cu_seqlens, 2)
     backend.forward(q, k, v, out, cu_seqlens, 1)
     expected = v.repeat_interleave(spec.num_heads // spec.num_kv_heads, dim=1)

@@ -64,12 +64,10 @@ class AttentionBackend(Protocol):
         """Whether `plan` does anything; if not, it need not be called."""
         ...
 
-    def plan(self, host_cu_seqlens: Int32, num_tokens: int, slot: int) -> None:
+    def plan(self, host_cu_seqlens: Int32) -> None:
         """Do the host's part for a batch, before it runs eagerly, is captured or is replayed.
 
-        host_cu_seqlens: i32[S+1] as in DeviceBatch. num_tokens: T, padding included.
-        slot: which of the engine's in-flight slots the batch uses (0, 1, ...); a buffer that the device may
-        still read belongs to one slot. Kernels that read the offsets on the device need nothing here.
+        host_cu_seqlens: i32[S+1] as in DeviceBatch. Kernels that read the offsets on the device need nothing.
         """
         ...
 

@@ -45,7 +45,7 @@ class Fa4Attention:
         self._scale = spec.scale
         self._kernel = kernel
 
-    def plan(self, host_cu_seqlens: Int32, num_tokens: int, slot: int) -> None:
+    def plan(self, host_cu_seqlens: Int32) -> None:
         """Nothing: the kernel reads the offsets on the device."""
 
     def forward(

@@ -78,8 +78,8 @@ class FlashInferAttention:
         # Partial results of split keys, which are off; only its device is read.
         self._float_workspace = torch.empty(16, dtype=torch.uint8, device=spec.device)
 
-    def plan(self, host_cu_seqlens: Int32, num_tokens: int, slot: int) -> None:
-        """Nothing: the device plans."""
+    def plan(self, host_cu_seqlens: Int32) -> None:
+        """Nothing: the device lists the work."""
 
     def write_list(self, cu_seqlens: torch.Tensor, num_tokens: int) -> None:
         """See ListedAttention.write_list.

@@ -46,7 +46,7 @@ class FlatAttention:
         self._spec = spec
         self._kernels = flat_attention
 
-    def plan(self, host_cu_seqlens: Int32, num_tokens: int, slot: int) -> None:
+    def plan(self, host_cu_seqlens: Int32) -> None:
         """Nothing: the kernel reads the offsets on the device."""
 
     def plan_of(self, num_tokens: int, num_seqs: int) -> FlatPlan:

@@ -3,7 +3,7 @@
 A table is the measurements themselves: for a model's heads and a batch of so many tokens in so many
 sequences, the microseconds of each backend. A batch is served by what was fastest, of the backends at hand,
 in the measured batch most like it in tokens and in mean length (both on a logarithmic scale). The longest
-length plays no part: a captured graph knows but an upper bound of it. A host plan counts as time.
+length plays no part: a captured graph knows but an upper bound of it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ USER_TABLE = "attention_policy.json"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Measured times of one batch. us: microseconds of all layers by backend, host plan included."""
+    """Measured times of one batch. us: microseconds of all layers by backend."""
 
     head_dim: int
     group: int
@@ -81,8 +81,7 @@ def load_table(path: Path) -> PolicyTable:
 
 
 def _cell(entry: dict[str, Any]) -> Cell:
-    plan_us = entry.get("plan_us", {})
-    us = tuple((name, float(time) + float(plan_us.get(name, 0.0))) for name, time in entry["us"].items())
+    us = tuple((name, float(time)) for name, time in entry["us"].items())
     group = int(entry["num_heads"]) // int(entry["num_kv_heads"])
     shape = (int(entry["num_tokens"]), int(entry["num_seqs"]))
     return Cell(int(entry["head_dim"]), group, bool(entry["causal"]), *shape, us)

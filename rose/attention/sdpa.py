@@ -60,7 +60,7 @@ class SdpaAttention:
         """Where reading the offsets back in the forward would wait for the device."""
         return self._spec.device.type == "cuda" and self._kernel is None
 
-    def plan(self, host_cu_seqlens: Int32, num_tokens: int, slot: int) -> None:
+    def plan(self, host_cu_seqlens: Int32) -> None:
         """Keep the offsets for a forward on a GPU."""
         if self.plans:
             self._host_cu_seqlens = host_cu_seqlens.tolist()

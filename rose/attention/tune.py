@@ -1,8 +1,9 @@
 """The command `python -m rose.attention.tune`: measures the attention backends here, writes the policy table.
 
 Every backend at hand runs every batch of the grid in a CUDA graph of as many calls as its model has layers,
-launched as in a forward, is checked against fp32, and its host plan is timed apart. Where layers norm and
-rotate q and k, that is part of it: some backends do it themselves. About a minute on an H200.
+launched as in a forward, and is checked against fp32. Where layers norm and rotate q and k, that is part of
+it: some backends do it themselves. So is the list of work that a backend's layers share. Half a minute on an
+H200.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -200,17 +200,6 @@ def parsed(shape: str) -> tuple[int, int]:
     return int(num_seqs), int(length)
 
 
-def time_plan(backend: AttentionBackend, batch: Batch) -> float:
-    """Microseconds on the host of planning `batch`, the median of 20."""
-    times = []
-    for _ in range(20):
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        backend.plan(batch.host_cu_seqlens, batch.num_tokens, 0)
-        times.append(time.perf_counter() - started)
-    return statistics.median(times) * 1e6
-
-
 def time_forward(backend: AttentionBackend, batch: Batch, layers: int) -> float:
     """Microseconds on the device of `layers` calls in one CUDA graph."""
 
@@ -219,27 +208,25 @@ def time_forward(backend: AttentionBackend, batch: Batch, layers: int) -> float:
         for _ in range(layers):
             batch.forward(backend)
 
-    torch.cuda.synchronize()  # the plan, if there is one, was copied on another stream
     return graph_us(enqueue, budget_s=BUDGET_S)
 
 
 def measure(model: Model, backends: dict[str, AttentionBackend], batch: Batch) -> dict[str, Any]:
     """One cell of the table: every sound backend's times, and every backend's error."""
-    us, plan_us, errors = {}, {}, {}
+    us, errors = {}, {}
     for name, backend in backends.items():
         batch.restart()
-        backend.plan(batch.host_cu_seqlens, batch.num_tokens, 0)
+        backend.plan(batch.host_cu_seqlens)
         begin(backend, batch.cu_seqlens, batch.num_tokens)
         batch.forward(backend)
         errors[name] = round(batch.error(), 5)
         if not errors[name] <= MAX_ERROR or not backend.capturable:
             continue
-        plan_us[name] = round(time_plan(backend, batch), 1)
         us[name] = round(time_forward(backend, batch, model.layers), 1)
     return {
         "head_dim": model.head_dim, "num_heads": model.num_heads, "num_kv_heads": model.num_kv_heads,
         "causal": model.causal, "num_tokens": batch.num_tokens, "num_seqs": batch.num_seqs,
-        "us": us, "plan_us": plan_us, "rel_error": errors,
+        "us": us, "rel_error": errors,
     }  # fmt: skip
 
 
@@ -268,7 +255,7 @@ def run(arguments: argparse.Namespace, device: torch.device) -> tuple[dict[str, 
     for model in models:
         started, spec = time.perf_counter(), model.spec(device)
         backends = load_backends(spec, arguments.aot)
-        say(f"{model}, µs of all layers, host plan included:\n" + _line("", backends, "fastest"))
+        say(f"{model}, µs of all layers:\n" + _line("", backends, "fastest"))
         for num_seqs, length in map(parsed, shapes):
             worth = worth_trying(model, backends, length)
             cell = measure(model, worth, Batch(spec, num_seqs, length, model.qkv))
@@ -280,7 +267,7 @@ def run(arguments: argparse.Namespace, device: torch.device) -> tuple[dict[str, 
         "format": FORMAT,
         "device": torch.cuda.get_device_name(device),
         "capability": list(torch.cuda.get_device_capability(device)),
-        "note": f"torch {torch.__version__}; us of all layers, in a CUDA graph; plan_us of the host",
+        "note": f"torch {torch.__version__}; us of all layers, in a CUDA graph",
         "cells": cells,
     }
     return table, sound
@@ -289,10 +276,9 @@ def run(arguments: argparse.Namespace, device: torch.device) -> tuple[dict[str, 
 def report(shape: str, cell: dict[str, Any], backends: Collection[str]) -> str:
     """A line of the printed table; a wrong result shows its error, and what was not tried a dash."""
     us, errors = cell["us"], cell["rel_error"]
-    total = {name: time + cell["plan_us"][name] for name, time in us.items()}
     shown = {name: f"error {error}" for name, error in errors.items() if not error <= MAX_ERROR}
-    shown |= {name: f"{time:.1f}" for name, time in total.items()}
-    fastest = min(total, key=total.__getitem__, default="none")
+    shown |= {name: f"{time:.1f}" for name, time in us.items()}
+    fastest = min(us, key=us.__getitem__, default="none")
     return _line(shape, [shown.get(name, "-") for name in backends], fastest)
 
 

@@ -180,11 +180,12 @@ class Measurement:
     def backends(self) -> Iterator[dict[str, Any]]:
         """The other backends, alone and with the kernel that norms and rotates before them."""
         from rose.attention.backends import load_backends
+        from rose.attention.base import begin
         from rose.attention.reference import relative_error
 
         tensors = self._tensors
         for name, backend in load_backends(tensors.spec).items():
-            backend.plan(tensors.cu_seqlens.cpu().numpy(), self._num_tokens, 0)
+            begin(backend, tensors.cu_seqlens, self._num_tokens)
 
             def attend(backend: Any = backend) -> None:
                 backend.forward(

@@ -77,7 +77,7 @@ def run_texts(model: Model, sequences: Iterable[Int32]) -> None:
     attention = next(iter(load_backends(model.attention_spec).values()))
     for ids in sequences:
         offsets = np.array([0, len(ids)], np.int32)
-        attention.plan(offsets, len(ids), 0)
+        attention.plan(offsets)
         batch = DeviceBatch(
             torch.from_numpy(ids), torch.from_numpy(offsets), None, offsets, len(ids), attention
         )

@@ -40,7 +40,7 @@ class _NoAttention:
     capturable = False
     plans = False
 
-    def plan(self, host_cu_seqlens: np.ndarray, num_tokens: int, slot: int) -> None:
+    def plan(self, host_cu_seqlens: np.ndarray) -> None:
         """Nothing to do."""
 
     def forward(

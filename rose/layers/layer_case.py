@@ -100,7 +100,7 @@ def lookup_of(choices: Mapping[FusedKey, str | None]) -> FusedLookup:
 def one_sequence(m: int, attention: AttentionBackend, device: torch.device) -> DeviceBatch:
     """A batch of one sequence of m tokens."""
     offsets = np.array([0, m], np.int32)
-    attention.plan(offsets, m, 0)
+    attention.plan(offsets)
     ids, cu_seqlens = torch.zeros(m, dtype=torch.int32, device=device), torch.from_numpy(offsets).to(device)
     begin(attention, cu_seqlens, m)
     return DeviceBatch(ids, cu_seqlens, None, offsets, m, attention)

@@ -83,7 +83,7 @@ class RotaryAttention:
         qk_norm_rope(packed, rows.positions, self.rope, packed)
         rope, backend = self.rope, self.local or batch.attention
         if self.local is not None:
-            self.local.plan(batch.host_cu_seqlens, batch.num_tokens, 0)
+            self.local.plan(batch.host_cu_seqlens)
         heads = packed.view(len(packed), -1, rope.head_dim)
         q, k, v = torch.split(heads, [rope.num_heads, rope.num_kv_heads, rope.num_kv_heads], dim=1)
         context = rows.context.view(len(packed), rope.num_heads, rope.head_dim)

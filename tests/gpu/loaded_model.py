@@ -40,7 +40,7 @@ class LoadedModel:
         offsets = np.cumsum([0, *map(len, sequences), 0], dtype=np.int32)
         ids = torch.full((padded_to,), filler, dtype=torch.int32)
         ids[: offsets[-1]] = torch.from_numpy(np.concatenate(sequences))
-        self.attention.plan(offsets, padded_to, 0)
+        self.attention.plan(offsets)
         cu_seqlens = torch.from_numpy(offsets).to(CUDA)
         begin(self.attention, cu_seqlens, padded_to)
         return DeviceBatch(ids.to(CUDA), cu_seqlens, None, offsets, padded_to, self.attention)
@@ -99,7 +99,7 @@ class CopyAttention:
     capturable = True
     plans = False
 
-    def plan(self, host_cu_seqlens: np.ndarray, num_tokens: int, slot: int) -> None:
+    def plan(self, host_cu_seqlens: np.ndarray) -> None:
         """Nothing to do."""
 
     def forward(

@@ -106,7 +106,7 @@ def eager_error(spec: AttentionSpec, backend: AttentionBackend, lengths: list[in
     offsets = buffers.offsets(lengths)
     buffers.cu_seqlens.copy_(torch.from_numpy(offsets))
     buffers.out.fill_(float("nan"))
-    backend.plan(offsets, buffers.num_tokens, 0)
+    backend.plan(offsets)
     buffers.forward(backend, max(lengths))
     return buffers.error(offsets)
 
@@ -134,13 +134,13 @@ def test_short_sequences_are_the_same_alone_and_packed(name: str, heads: str) ->
     packed = Buffers(spec, 512, 16)
     offsets = packed.offsets([30] * 16)
     packed.cu_seqlens.copy_(torch.from_numpy(offsets))
-    backend.plan(offsets, 512, 0)
+    backend.plan(offsets)
     packed.forward(backend, 30)
     alone = Buffers(spec, 64, 1)
     alone.qkv[:30] = packed.qkv[210:240]
     offsets = alone.offsets([30])
     alone.cu_seqlens.copy_(torch.from_numpy(offsets))
-    backend.plan(offsets, 64, 0)
+    backend.plan(offsets)
     alone.forward(backend, 30)
     assert relative_error(alone.out[:30], packed.out[210:240].float()) < MAX_ERROR
 
@@ -149,7 +149,7 @@ def captured(backend: AttentionBackend, buffers: Buffers, lengths: list[int]) ->
     """A graph of one forward, captured as the engine does, with the list of work that its kernels share."""
     offsets = buffers.offsets(lengths)
     buffers.cu_seqlens.copy_(torch.from_numpy(offsets))
-    backend.plan(offsets, buffers.num_tokens, 0)
+    backend.plan(offsets)
     buffers.forward(backend, buffers.num_tokens)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -171,7 +171,7 @@ def test_one_graph_serves_any_lengths(name: str, heads: str, causal: bool) -> No
         offsets = buffers.offsets(lengths)
         buffers.cu_seqlens.copy_(torch.from_numpy(offsets))
         buffers.out.fill_(float("nan"))
-        backend.plan(offsets, 512, 0)
+        backend.plan(offsets)
         graph.replay()
         assert buffers.error(offsets) < MAX_ERROR, lengths
 
@@ -190,7 +190,7 @@ def test_two_configurations_share_a_backend(name: str, heads: str) -> None:
             offsets = buffers.offsets(mine)
             buffers.cu_seqlens.copy_(torch.from_numpy(offsets))
             buffers.out.fill_(float("nan"))
-            backend.plan(offsets, buffers.num_tokens, 0)
+            backend.plan(offsets)
             graph.replay()
             assert buffers.error(offsets) < MAX_ERROR, mine
 
@@ -212,7 +212,7 @@ def test_two_batches_in_flight_do_not_mix(name: str, heads: str) -> None:
             offsets = buffers.offsets(lengths)
             staged[slot].copy_(torch.from_numpy(offsets))
             buffers.cu_seqlens.copy_(staged[slot], non_blocking=True)
-            backend.plan(offsets, 512, slot)
+            backend.plan(offsets)
             buffers.out.fill_(float("nan"))
             graph.replay()
             results.append(buffers.out.clone())
@@ -229,12 +229,12 @@ def test_a_forward_allocates_nothing(name: str, heads: str) -> None:
     buffers = Buffers(spec, 1024, 512)
     offsets = buffers.offsets([2] * 512)
     buffers.cu_seqlens.copy_(torch.from_numpy(offsets))
-    backend.plan(offsets, 1024, 0)
+    backend.plan(offsets)
     buffers.forward(backend, 2)
     torch.cuda.synchronize()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     for _ in range(3):
-        backend.plan(offsets, 1024, 0)
+        backend.plan(offsets)
         buffers.forward(backend, 2)
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 

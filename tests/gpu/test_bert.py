@@ -96,7 +96,7 @@ def test_more_sequences_than_rows(loaded: Loaded) -> None:
     """Single tokens, padded to twice as many sequences as rows: nothing can be picked."""
     sequences = loaded.sequences([1] * 16)
     offsets = np.concatenate([np.arange(17), np.full(16, 16)]).astype(np.int32)
-    loaded.attention.plan(offsets, 16, 0)
+    loaded.attention.plan(offsets)
     ids = torch.from_numpy(np.concatenate(sequences)).cuda()
     batch = DeviceBatch(ids, torch.from_numpy(offsets).cuda(), None, offsets, 16, loaded.attention)
     begin(loaded.attention, batch.cu_seqlens, 16)

@@ -164,7 +164,7 @@ def _batch(model: Model, sequences: list[np.ndarray], padded_to: int) -> DeviceB
     ids = torch.zeros(padded_to, dtype=torch.int32)
     ids[: offsets[-1]] = torch.from_numpy(np.concatenate(sequences))
     backend = next(iter(load_backends(model.attention_spec, compile_missing=False).values()))
-    backend.plan(offsets, padded_to, 0)
+    backend.plan(offsets)
     cu_seqlens = torch.from_numpy(offsets).to(CUDA)
     begin(backend, cu_seqlens, padded_to)
     return DeviceBatch(ids.to(CUDA), cu_seqlens, None, offsets, padded_to, backend)

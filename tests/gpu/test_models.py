@@ -180,7 +180,7 @@ def test_windows(heads: tuple[int, int, int], dtype: torch.dtype, window: int, c
     q, k, v = torch.randn(shape, dtype=dtype, device=CUDA, generator=generator).split(counts, 1)
     out = torch.zeros(shape[0], heads[0], heads[2], dtype=dtype, device=CUDA)
     attention = SdpaAttention(spec)
-    attention.plan(offsets, shape[0], 0)
+    attention.plan(offsets)
     attention.forward(q, k, v, out, torch.from_numpy(offsets).to(CUDA), 700)
     expected = reference_attention(q, k, v, offsets.tolist(), spec)
     total = int(offsets[-1])

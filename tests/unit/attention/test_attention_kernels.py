@@ -54,7 +54,7 @@ def test_fa4_is_called_with_18_arguments_in_place() -> None:
     calls: list[tuple[Any, ...]] = []
     backend = Fa4Attention(SPEC, lambda *arguments: calls.append(arguments))
     q, k, v, out, cu_seqlens = packed(SPEC)
-    backend.plan(cu(0, 3, 3, 7), 8, 0)
+    backend.plan(cu(0, 3, 3, 7))
     backend.forward(q, k, v, out, cu_seqlens, 4)
     (call,) = calls
     assert len(call) == 18

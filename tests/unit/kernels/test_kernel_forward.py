@@ -107,7 +107,7 @@ def _forward(model: Model, filler: int, kind: Callable[[AttentionSpec], Attentio
     ids[: OFFSETS[-1]] = torch.randint(0, 50, (OFFSETS[-1],), generator=generator).int()
     cu_seqlens = torch.tensor(OFFSETS).int()
     attention = kind(model.attention_spec)
-    attention.plan(cu_seqlens.numpy(), PADDED_TOKENS, 0)
+    attention.plan(cu_seqlens.numpy())
     shape = (len(OFFSETS) - 1, CONFIG.hidden_size)
     int8 = torch.full(shape, 77, dtype=torch.int8) if model.config.quantizer else None
     outputs = Outputs(torch.full(shape, float("nan")), int8)

@@ -89,14 +89,14 @@ def test_lengths_are_one_shape_up_to_a_power_of_two_and_at_most_what_fits(
 
 def test_only_backends_that_plan_are_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
     forward, _ = forward_of(monkeypatch, ("sdpa",))
-    planned: list[tuple[list[int], int, int]] = []
+    planned: list[list[int]] = []
 
-    def plan(offsets: np.ndarray, num_tokens: int, slot: int) -> None:
-        planned.append((offsets.tolist(), num_tokens, slot))
+    def plan(offsets: np.ndarray) -> None:
+        planned.append(offsets.tolist())
 
     slot = StagingSlot(3, LAYOUT, PinnedPool(PlainHostAllocator(), 1 << 20))
     slot.fill(RaggedBatch.pack([np.ones(length, np.int32) for length in (2, 1)]), 16, 4)
     for plans in (True, False):
         forward._backends["sdpa"] = SimpleNamespace(plans=plans, plan=plan)
         forward.plan(forward.key_of(16, 4, 2), slot)
-    assert planned == [([0, 2, 3, 3, 3], 16, 3)]
+    assert planned == [[0, 2, 3, 3, 3]]

@@ -38,8 +38,8 @@ class NoAttention:
     name = "none"
     capturable = False
 
-    def plan(self, host_cu_seqlens: np.ndarray, num_tokens: int, slot: int) -> None:
-        self.planned = (host_cu_seqlens.tolist(), num_tokens, slot)
+    def plan(self, host_cu_seqlens: np.ndarray) -> None:
+        """Nothing, as on a CPU."""
 
 
 class SumModel:

@@ -161,7 +161,7 @@ class Spread(DummyWeights):
 def vectors(model: qwen3.Qwen3Model) -> torch.Tensor:
     lengths = torch.tensor([0, 5, 6, 20], dtype=torch.int32)
     attention = SdpaAttention(model.attention_spec)
-    attention.plan(lengths.numpy(), 20, 0)
+    attention.plan(lengths.numpy())
     ids = torch.arange(20, dtype=torch.int32) * 7 % 50
     outputs = Outputs(torch.full((3, HIDDEN), torch.nan), None)
     with torch.inference_mode():

@@ -76,7 +76,7 @@ class ReadsOn:
     def __init__(self, spec: AttentionSpec) -> None:
         self._spec = spec
 
-    def plan(self, host_cu_seqlens: Int32, num_tokens: int, slot: int) -> None:
+    def plan(self, host_cu_seqlens: Int32) -> None:
         """Nothing to do."""
 
     def forward(

@@ -85,7 +85,7 @@ def _run(model: Qwen3Model, sequences: list[np.ndarray], empty: int = 0) -> Outp
     batch = RaggedBatch.pack(sequences)
     offsets = np.pad(batch.cu_seqlens, (0, empty), mode="edge")
     attention = SdpaAttention(model.attention_spec)
-    attention.plan(offsets, batch.num_tokens, 0)
+    attention.plan(offsets)
     vectors = torch.full((batch.num_seqs + empty, CONFIG.hidden_size), float("nan"))
     int8 = torch.full(vectors.shape, 77, dtype=torch.int8) if model.config.quantizer else None
     outputs = Outputs(vectors, int8)

@@ -52,7 +52,7 @@ def _run(spec: AttentionSpec, lengths: list[int], padding: int = 0) -> None:
     q, k, v = _packed(spec, total + padding)
     out = torch.full((total + padding, spec.num_heads, spec.head_dim), 7.0)
     attention = SdpaAttention(spec)
-    attention.plan(offsets, total + padding, 0)
+    attention.plan(offsets)
     attention.forward(q, k, v, out, torch.from_numpy(offsets), max(lengths, default=0))
     for begin, end in pairwise(offsets.tolist()):
         if begin < end:
