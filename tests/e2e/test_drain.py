@@ -166,6 +166,7 @@ def test_an_answer_that_is_read_slowly_at_the_end_comes_whole(server: ServerProc
     assert server.wait() == 0
 
 
+@pytest.mark.timed
 def test_the_engine_s_death_with_64_in_flight_answers_all_and_ends_the_process(server: ServerProcess) -> None:
     port = urlsplit(server.url).port
     assert port is not None
@@ -187,6 +188,7 @@ def test_the_engine_s_death_with_64_in_flight_answers_all_and_ends_the_process(s
     assert server.stderr == ["error: the engine is dead: scripted death"]
 
 
+@pytest.mark.timed
 def test_a_step_that_hangs_answers_all_and_ends_the_process() -> None:
     """Its probes say so until it is gone; nobody has to kill it."""
     flags = ("--load-format", "dummy", "--port", "0", "--step-timeout-s", str(HUNG_S))

@@ -103,6 +103,7 @@ def test_a_signal_lets_accepted_work_finish_and_refuses_new(
     assert server.stderr == []
 
 
+@pytest.mark.timed
 def test_an_idle_server_ends_at_once(server: ServerProcess) -> None:
     server.signal(signal.SIGTERM)
     started = time.monotonic()
@@ -129,6 +130,7 @@ def test_a_drain_has_a_limit() -> None:
         assert server.wait() == 0
 
 
+@pytest.mark.timed
 def test_a_second_signal_ends_the_process_at_once(server: ServerProcess) -> None:
     waiting = ask_for(server, HANGING)
     steps_launched(server, 3)

@@ -21,7 +21,7 @@ from tests.e2e.fake_server import STEP_S
 from tests.e2e.open_loop import OpenLoop, Outcome
 from tests.e2e.server_process import FAKE, ServerProcess
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timed, pytest.mark.timeout(400)]
 
 CAPACITY, BATCH, WAITING = 400.0, 8, 200
 GROWTH_BYTES = 50e6

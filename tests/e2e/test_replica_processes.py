@@ -65,6 +65,7 @@ def three() -> Iterator[ServerProcess]:
         yield process.ready()
 
 
+@pytest.mark.timed
 def test_one_keep_alive_client_is_spread_over_all(three: ServerProcess) -> None:
     before = replicas(three)
     connection = three.connect()
@@ -121,6 +122,7 @@ def test_a_killed_engine_costs_no_request_and_comes_back(three: ServerProcess) -
     assert three.get("/ready")[0] == 200
 
 
+@pytest.mark.timed
 def test_a_tenth_of_the_speed_is_less_than_15_percent_of_the_tokens() -> None:
     """Three servers of their own, in front of which a gateway without an engine is put."""
     servers = [

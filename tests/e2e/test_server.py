@@ -203,6 +203,7 @@ def test_only_tokens_count_towards_the_limit(server: ServerProcess) -> None:
     assert oracle.cosines(np.array([answer["data"][0]["embedding"]]), embed(server, TEXTS[0]))[0] > 0.999999
 
 
+@pytest.mark.timed
 def test_the_loop_is_free_while_a_long_forward_runs(server: ServerProcess) -> None:
     busy, probe = server.connect(), server.connect()
     before = sequences_launched(server)

@@ -150,6 +150,7 @@ def test_halves_run_alone_and_before_what_came_later() -> None:
     run_virtual(scenario())
 
 
+@pytest.mark.timed
 def test_a_dead_engine_ends_64_in_flight_and_refuses_the_next_soon() -> None:
     """On the real clock and loop: 64 typed errors in under 250 ms, the next refusal in under 10 ms."""
 

@@ -54,6 +54,7 @@ async def test_an_engine_that_hangs_is_neither_once_its_time_is_over() -> None:
         assert await statuses(server) == (503, 503)
 
 
+@pytest.mark.timed
 async def test_health_answers_while_the_engine_is_busy() -> None:
     assert isinstance(asyncio.get_running_loop(), uvloop.Loop)
     engine = FakeEngine(service_s=None)

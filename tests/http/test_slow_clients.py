@@ -129,6 +129,7 @@ async def test_a_head_that_begins_before_the_answer_to_the_request_before_is_408
         writer.close()
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("first", FIRST.values(), ids=FIRST)
 async def test_a_client_that_is_idle_is_in_no_head(first: bytes) -> None:
     """Also one whose request came in pieces: it is not told of a head that did not come."""
@@ -165,6 +166,7 @@ async def test_a_head_in_pieces_within_the_limit_is_served() -> None:
         writer.close()
 
 
+@pytest.mark.timed
 async def test_a_timer_of_a_head_that_came_does_not_end_a_long_request() -> None:
     async with impatient(head_s=0.1) as server:
         reader, writer = await connected(server, 0)
@@ -186,6 +188,7 @@ async def test_a_connection_on_which_nothing_comes_is_closed(earlier: int) -> No
         writer.close()
 
 
+@pytest.mark.timed
 async def test_an_idle_connection_outlives_the_limits_of_heads_and_bodies() -> None:
     async with impatient(head_s=0.05, body_s=0.05) as server:
         reader, writer = await connected(server, 1)
@@ -232,6 +235,7 @@ async def test_a_client_that_takes_nothing_of_its_answer_is_dropped() -> None:
         assert (await server.embed({"input": [1]})).status == 200
 
 
+@pytest.mark.timed
 async def test_a_client_that_takes_its_answer_slowly_gets_all_of_it() -> None:
     async with large_answer(idle_s=0.5) as (_, reader):
         await reader.readuntil(b"\r\n\r\n")

@@ -70,6 +70,7 @@ def test_a_run_without_resume_starts_afresh(tmp_path: Path) -> None:
         assert [case.name for case in latency(tmp_path, stub.url, "9")[1].cases] == ["1×9"]
 
 
+@pytest.mark.timed
 def test_a_budget_names_what_it_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The second case could take 3 s of margin, 0.2 s of warm-up and 2 s.
     monkeypatch.setattr(suites, "QUICK", replace(suites.QUICK, max_s=1.0, min_s=0.9))
@@ -93,6 +94,7 @@ def test_an_open_loop_goes_on_with_the_maximum_it_knows(tmp_path: Path) -> None:
     assert second.streams[0].rate == pytest.approx(maximum.streams[0].requests_per_s / 10)
 
 
+@pytest.mark.timed
 def test_short_texts_say_what_the_client_reaches_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

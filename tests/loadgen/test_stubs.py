@@ -56,6 +56,7 @@ def load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Load:
     return Load(tmp_path, capsys)
 
 
+@pytest.mark.timed
 def test_a_known_delay_is_what_is_measured(load: Load) -> None:
     with Stub(Script(delay_s=0.02)) as stub:
         stream = load.only("latency", "--url", stub.url)
@@ -72,6 +73,7 @@ def test_a_known_delay_is_what_is_measured(load: Load) -> None:
     assert "p99.9" in stream.service.thin and f"warm-up {stream.warmup.requests} requests" in load.out
 
 
+@pytest.mark.timed
 def test_four_processes_add_up(load: Load) -> None:
     with Stub(Script(delay_s=0.1)) as stub:
         stream = load.only("throughput", "--url", stub.url, "--batches", "10", "--duration", "1.5")
@@ -80,6 +82,7 @@ def test_four_processes_add_up(load: Load) -> None:
     assert 150 < stream.embeddings_per_s < 420
 
 
+@pytest.mark.timed
 def test_a_stall_of_the_server_shows_in_the_p99_of_an_open_loop(load: Load) -> None:
     """A closed loop would have sent one request into it and then gone on as if nothing had been."""
     with Stub(Script(stall_at=90, stall_s=0.2)) as stub:
@@ -102,6 +105,7 @@ def test_a_rate_that_no_server_could_serve_is_said_to_be_one(load: Load) -> None
     assert any("queue grew" in warning for warning in stream.warnings)
 
 
+@pytest.mark.timed
 def test_an_open_loop_measures_the_maximum_first(load: Load) -> None:
     with Stub(Script(delay_s=0.1)) as stub:
         flags = ("--loads", "10", "--arrivals", "poisson", "--duration", "1", "--url", stub.url)
@@ -157,6 +161,7 @@ def test_right_vectors_pass_and_wrong_ones_make_the_run_invalid(load: Load) -> N
     assert bad.cases[0].check.deviation > 0.1 and not bad.cases[0].valid
 
 
+@pytest.mark.timed
 def test_two_servers_in_turns(load: Load) -> None:
     with Stub(Script(delay_s=0.01)) as a, Stub(Script(delay_s=0.03)) as b:
         results = load("latency", "--url", a.url, "--url", b.url, "--rounds", "2", "--requests", "25")
@@ -168,6 +173,7 @@ def test_two_servers_in_turns(load: Load) -> None:
     assert "×" in load.out
 
 
+@pytest.mark.timed
 def test_a_trace_is_replayed_at_its_own_times(load: Load, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     entries = [{"at_s": 0.1 * n, "lengths": [3, 5]} for n in range(10)] + [{"at_s": 1.0, "lengths": [7]}]
@@ -191,6 +197,7 @@ def test_texts_are_counted_by_what_the_server_says(load: Load, tmp_path: Path) -
     assert "text of corpus.txt, lengths roughly" in load.out
 
 
+@pytest.mark.timed
 def test_mixed_streams_are_told_apart(load: Load) -> None:
     with Stub(Script(delay_s=0.01)) as stub:
         alone, beside = load(
@@ -251,6 +258,7 @@ def test_a_wrong_answer_ends_the_case(load: Load) -> None:
     assert "FAILED: latency 1×8" in load.out
 
 
+@pytest.mark.timed
 def test_the_client_alone_costs_little(tmp_path: Path) -> None:
     """Against the echo server a round trip takes tens of microseconds; the bound is for a busy machine."""
     command = [sys.executable, "-m", "loadgen", "echo", "--port", "0"]

@@ -47,6 +47,7 @@ def test_a_closed_loop_has_no_times() -> None:
         first(1, stream(Pacing.CLOSED, 1.0))
 
 
+@pytest.mark.timed
 def test_the_alarm_is_never_early_and_rarely_late() -> None:
     async def lateness() -> list[float]:
         late = []
