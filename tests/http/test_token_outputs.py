@@ -20,6 +20,7 @@ from gateway.tokenization.huggingface import HuggingFaceTokenizer
 from rose.batch import BatchResult, Float32, RaggedBatch
 from rose.engine import load_engine
 from rose.engine_options import EngineOptions
+from scheduler.options import SchedulerOptions
 from tests.fakes import FakeEngine, fake_info, fake_tokens
 from tests.http.served import BOS, EOS, Served, expected, serving, text_ids, until
 from tests.unit.rose.parity import oracle_hidden
@@ -156,16 +157,20 @@ async def test_info_tells_what_can_be_asked_for(m3: Served, server: Served) -> N
 
 
 async def test_requests_for_different_outputs_share_a_batch(tokenizer: HuggingFaceTokenizer) -> None:
-    engine = FakeEngine(info=INFO, service_s=0.05)
-    async with serving(engine=engine, tokenizer=tokenizer) as server:
-        await server.embed({"input": "first"})
+    engine, one_at_a_time = FakeEngine(info=INFO, service_s=None), SchedulerOptions(max_in_flight=1)
+    async with serving(engine=engine, scheduling=one_at_a_time, tokenizer=tokenizer) as server:
         first = asyncio.create_task(server.embed({"input": "keeps the engine busy"}))
-        await asyncio.sleep(0.02)
-        dense, words, every = await asyncio.gather(
+        await until(lambda: len(engine.running) == 1)
+        together = asyncio.gather(
             server.embed({"input": TEXTS}),
             server.embed({"input": TEXTS, "outputs": [SPARSE]}),
             server.embed({"inputs": TEXTS}, path="/embed_all"),
         )
+        await until(lambda: server.batcher.metrics.waiting_seqs == 9)
+        engine.finish()
+        await until(lambda: len(engine.running) == 1)
+        engine.finish()
+        dense, words, every = await together
         await first
     assert engine.batches[-1].num_seqs == 9
     assert engine.batches[-1].token_outputs == {"lexical", "hidden"}

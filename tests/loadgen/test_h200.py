@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,9 +28,14 @@ FINE = Check("reference", 8, 0.00012)
 
 @pytest.fixture
 def scripts(repo_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The benchmarks' folder comes last in the path: some of its files are named as packages here are."""
+    """The benchmarks' folder comes last in the path: some of its files are named as packages here are.
+
+    They take SIGTERM for themselves, which is this process's.
+    """
     monkeypatch.setattr(sys, "path", [*sys.path, str(repo_root / "docs" / "benchmarks")])
+    ends = signal.getsignal(signal.SIGTERM)
     yield
+    signal.signal(signal.SIGTERM, ends)
     for name in ("h200", "h200_table", "roofline", "serving"):
         sys.modules.pop(name, None)
 
