@@ -287,7 +287,8 @@ def corpus(argv: Sequence[str]) -> int:
         load = partial(importlib.import_module("server").load_model, args)
         return command.run(options, ray, ModelSource(args.model, digest, args.dtype, load), VERSION)
     except ModuleNotFoundError as error:
-        return failed(StartError(f"corpora need the extra `corpus`: pip install 'bouquet[corpus]' ({error})"))
+        extra = "lance" if error.name == "lance" else "corpus"
+        return failed(StartError(f"this needs the extra `{extra}`: pip install 'bouquet[{extra}]' ({error})"))
     except (ModelLoadError, StartError) as error:
         return failed(error)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gateway.corpus import duplicates
 from gateway.corpus.bar import Bar
-from gateway.corpus.commits import Outcome, committed, undo
+from gateway.corpus.commits import TABLE, Outcome, committed, undo
 from gateway.corpus.errors import OTHERWISE, CorpusError, RefusedError
 from gateway.corpus.inputs import Inputs, find_inputs
 from gateway.corpus.job import changes, file_changes, forget_job, job_of, load_job, save_job
@@ -23,6 +23,9 @@ from gateway.corpus.store import Store
 from gateway.corpus.summary import Summary, summarise
 from rose.errors import EngineDeadError, EngineError
 from scheduler.errors import EngineDead, SchedulerError
+
+if TYPE_CHECKING:
+    from gateway.corpus.lance_table import LanceTable
 
 FAILED, ENGINE_DEAD = 1, 3
 
@@ -52,6 +55,7 @@ def run_job(
     """
     started_s = time.perf_counter()
     store, columns = Store(options.out), Columns(options.text_column, options.id_column)
+    table = _table_of(options)
     inputs, run = find_inputs(options.source, store), secrets.token_hex(6)
     with Lock(store, run):
         store.sweep()
@@ -66,7 +70,9 @@ def run_job(
                 reason, status = _run(work, runner, done, bar)
         if status:
             done = committed(store, shards)  # one may have been written as the end came
-        again = None if status else _count_duplicates(options, store, shards, done)
+        if table is not None and len(done) == len(shards) and not status:
+            reason, status = _table(table, store, shards, done)
+        again = None if status else _count_duplicates(options, store, shards, done, table)
         seconds = time.perf_counter() - started_s
         summary = summarise(
             shards,
@@ -96,12 +102,39 @@ def _run(work: Work, runner: Runner, done: dict[int, Outcome], bar: Bar) -> tupl
 
 
 def _count_duplicates(
-    options: CorpusOptions, store: Store, shards: Sequence[Shard], done: dict[int, Outcome]
+    options: CorpusOptions,
+    store: Store,
+    shards: Sequence[Shard],
+    done: dict[int, Outcome],
+    table: LanceTable | None,
 ) -> int | None:
-    if options.id_column is None or options.format == "none":
+    if options.id_column is None or options.format == "none" or not shards:
         return None
     rows = sum(outcome.rows for outcome in done.values())
-    return duplicates.count_duplicates(lambda: duplicates.in_parts(store, shards), rows)
+
+    def hashes() -> Iterator[duplicates.UInt64]:
+        return duplicates.in_parts(store, shards) if table is None else duplicates.in_table(table.ids())
+
+    return duplicates.count_duplicates(hashes, rows)
+
+
+def _table_of(options: CorpusOptions) -> LanceTable | None:
+    if options.format != "lance":
+        return None
+    from gateway.corpus.lance_table import LanceTable
+
+    return LanceTable(options.out)
+
+
+def _table(
+    table: LanceTable, store: Store, shards: Sequence[Shard], done: dict[int, Outcome]
+) -> tuple[str, int]:
+    """Make what all shards have written a table; why it could not be, and the status for it."""
+    try:
+        table.commit(store, [done[shard.index] for shard in shards])
+    except CorpusError as error:
+        return str(error), FAILED
+    return "", 0
 
 
 def _planned(options: CorpusOptions, job: dict[str, Any], inputs: Inputs, store: Store) -> list[Shard]:
@@ -137,6 +170,8 @@ def _refuse_files(store: Store) -> None:
     for name in sorted(store.sizes("")):
         if name.endswith(".parquet"):
             raise RefusedError(f"{store.url} has {name} and no job that it is of; {OTHERWISE}")
+    if store.sizes(f"{TABLE}/_versions"):
+        raise RefusedError(f"{store.url} has {TABLE} and no job that it is of; {OTHERWISE}")
 
 
 def _plan(options: CorpusOptions, inputs: Inputs) -> list[Shard]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from math import ceil
 
@@ -52,6 +52,11 @@ def in_parts(store: Store, shards: Sequence[Shard]) -> Iterator[UInt64]:
             why = " ".join(str(error).split()).rstrip(".")
             raise OutputError(f"{path} is damaged: {why}; remove it, and run this again") from error
         yield _hashes(ids.to_pylist())
+
+
+def in_table(blocks: Iterable[Sequence[object]]) -> Iterator[UInt64]:
+    """Hashes of a table's ids, a block some rows."""
+    return map(_hashes, blocks)
 
 
 def in_inputs(inputs: Inputs, pieces: Sequence[Piece], columns: Columns) -> Iterator[UInt64]:

@@ -124,7 +124,8 @@ def _add_job_flags(group: argparse._ArgumentGroup) -> None:
         "--format",
         choices=FORMATS,
         default=_DEFAULTS.format,
-        help="of the parts in OUT; none: no parts, --qdrant has the vectors; default: %(default)s",
+        help="parquet: parts in OUT; lance: a table, OUT/vectors.lance, once all is done; none: nothing, "
+        "--qdrant has the vectors; default: %(default)s",
     )
     group.add_argument("--summary", metavar="PATH", help="write the summary there, too")
 

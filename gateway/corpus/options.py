@@ -12,8 +12,8 @@ from scheduler.options import SchedulerOptions
 
 VectorType = Literal["float32", "float16", "int8", "bits"]
 VECTOR_TYPES: tuple[VectorType, ...] = ("float32", "float16", "int8", "bits")
-Format = Literal["parquet", "none"]
-FORMATS: tuple[Format, ...] = ("parquet", "none")
+Format = Literal["parquet", "lance", "none"]
+FORMATS: tuple[Format, ...] = ("parquet", "lance", "none")
 DISTANCES = ("cosine", "dot", "euclid", "manhattan")
 
 
@@ -38,7 +38,7 @@ class CorpusOptions:
     shard_rows, shard_bytes: a shard is full at either; bytes are those of the input.
     window_rows, window_bytes: rows that are sorted by length together, and the most text among them.
     windows: how many of them a worker holds at once.
-    format: of the parts in OUT; "none": there are none, and qdrant has the vectors. qdrant: gets them, too.
+    format: parts, a Lance table, or "none": only qdrant has the vectors. qdrant: gets them, too.
     """
 
     source: str

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pyarrow import parquet as pq
 
 from gateway.corpus.commits import part_name, rejected_name
-from gateway.corpus.options import Format, VectorType
+from gateway.corpus.options import CorpusOptions, VectorType
 from gateway.corpus.plan import Shard
 from gateway.corpus.rows import Rejected
 from gateway.corpus.store import Store
@@ -32,10 +32,17 @@ _REJECTED = pa.schema(
 )
 
 
-def part_schema(vectors: VectorType, dimensions: int, id_type: Any, about: dict[str, str]) -> Any:
+# Opens what takes a shard's tables; its files are there once the block has ended well.
+Opener = Callable[[Store, Shard, Any], AbstractContextManager[Any]]
+
+
+def part_schema(options: CorpusOptions, dimensions: int, id_type: Any, about: dict[str, str]) -> Any:
     """file, row, id if there is one, vector. about: metadata, for whoever finds the part alone."""
+    vectors = options.vectors
     width = dimensions // 8 if vectors == "bits" else dimensions
-    fields = [("file", pa.dictionary(pa.int32(), pa.string())), ("row", pa.int64())]
+    # Fragments of one Lance table must not differ in their dictionaries.
+    names = pa.string() if options.format == "lance" else pa.dictionary(pa.int32(), pa.string())
+    fields = [("file", names), ("row", pa.int64())]
     if id_type is not None:
         fields.append(("id", id_type))
     fields.append(("vector", pa.list_(pa.field("element", _ARROW[vectors], nullable=False), width)))
@@ -46,7 +53,7 @@ class PartWriter:
     """Rows into the two files of one shard. Called from one thread at a time.
 
     rows: with vectors, tokens: of them, so far. rejected: rows without; about 200 bytes of memory each.
-    damage: what of the input could not be read, if anything.
+    damage: what of the input could not be read, if anything. fragments: see Outcome.
     """
 
     def __init__(self, writer: Any | None, schema: Any) -> None:
@@ -56,6 +63,11 @@ class PartWriter:
         self.rows = self.tokens = 0
         self.rejected: list[Rejected] = []
         self.damage = ""
+
+    @property
+    def fragments(self) -> tuple[str, ...]:
+        """Of a Lance table, once the shard's files are there."""
+        return tuple(getattr(self._writer, "fragments", ()))
 
     def write_window(self, window: Window) -> None:
         """A window's rows with values as a row group; the others are kept until the end."""
@@ -76,7 +88,7 @@ class PartWriter:
             return
         field = self._schema.field("vector").type
         flat = pa.array(np.ascontiguousarray(values).reshape(-1), field.value_type)
-        columns = [pa.array(files).dictionary_encode(), pa.array(rows, pa.int64())]
+        columns = [pa.array(files).cast(self._schema.field("file").type), pa.array(rows, pa.int64())]
         if "id" in self._schema.names:
             columns.append(pa.array(ids, self._schema.field("id").type))
         columns.append(pa.FixedSizeListArray.from_arrays(flat, type=field))
@@ -84,13 +96,13 @@ class PartWriter:
 
 
 @contextmanager
-def writing(store: Store, shard: Shard, schema: Any, format_: Format) -> Iterator[PartWriter]:
+def writing(store: Store, shard: Shard, schema: Any, opener: Opener) -> Iterator[PartWriter]:
     """A writer whose part is in OUT once the block has ended well; its rejected rows are there before.
 
     Raises:
         OutputError: OUT cannot be written.
     """
-    with _WRITERS[format_](store, shard, schema) as writer:
+    with opener(store, shard, schema) as writer:
         part = PartWriter(writer, schema)
         yield part
         if part.rejected:
@@ -119,7 +131,17 @@ def _nowhere(store: Store, shard: Shard, schema: Any) -> Iterator[None]:
     yield None
 
 
-_WRITERS = {"parquet": _parquet, "none": _nowhere}
+def opener_of(options: CorpusOptions) -> Opener:
+    """By the job's format.
+
+    Raises:
+        CorpusError: OUT is nowhere that the format can be written.
+    """
+    if options.format == "lance":
+        from gateway.corpus.lance_table import LanceTable
+
+        return LanceTable(options.out).writing
+    return _parquet if options.format == "parquet" else _nowhere
 
 
 def _write_rejected(store: Store, shard: Shard, rows: list[Rejected]) -> None:

@@ -146,6 +146,15 @@ class Store:
         except OSError as error:
             raise OutputError.of(error, name, "removed") from error
 
+    def delete_folder(self, name: str) -> None:
+        """Remove a folder and all that is in it, if it is there."""
+        try:
+            self.filesystem.delete_dir(self.path(name))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise OutputError.of(error, name, "removed") from error
+
     def sweep(self) -> None:
         """Remove what killed processes left half written. Only while no other process writes here."""
         for name in self.sizes(_TEMPORARY):

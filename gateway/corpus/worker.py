@@ -16,14 +16,14 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from gateway.corpus.commits import Outcome, commit, outcome_of, part_name
+from gateway.corpus.commits import Outcome, commit, data_files, outcome_of, part_name
 from gateway.corpus.embedder import Embedder
 from gateway.corpus.errors import CorpusError
 from gateway.corpus.gate import Gate
 from gateway.corpus.inputs import read_pieces, source_filesystem
 from gateway.corpus.job import check_engine
 from gateway.corpus.options import CorpusOptions, LoadedModel
-from gateway.corpus.parts import PartWriter, part_schema, writing
+from gateway.corpus.parts import PartWriter, opener_of, part_schema, writing
 from gateway.corpus.plan import Shard
 from gateway.corpus.qdrant import Qdrant
 from gateway.corpus.rows import Chunk, Columns
@@ -66,7 +66,7 @@ class ShardWorker:
         self._id_type = id_type
         self._run = run
         self._progress = progress
-        self._store = Store(options.out)
+        self._store, self._opener = Store(options.out), opener_of(options)
         self._inputs = source_filesystem(options.source)
         self._columns = Columns(options.text_column, options.id_column)
         self._tokenizer = TokenizerPool(model.tokenizer, options.tokenizer_threads, inline_chars=0)
@@ -94,7 +94,7 @@ class ShardWorker:
         self._embedder = Embedder(self._options, engine.info, self._tokenizer, batcher, gate)
         about = {"model": engine.info.model, "weights": self._model.digest, "prompt": self._embedder.prompt}
         dimensions = self._embedder.dimensions
-        self._schema = part_schema(self._options.vectors, dimensions, self._id_type, about)
+        self._schema = part_schema(self._options, dimensions, self._id_type, about)
         if self._options.qdrant is not None:
             self._qdrant = Qdrant(self._options.qdrant)
             await self._qdrant.prepare(dimensions, self._options.vectors)
@@ -124,7 +124,7 @@ class ShardWorker:
             return before
         started_s = time.perf_counter()
         with ExitStack() as stack:
-            opened = writing(self._store, shard, self._schema, self._options.format)
+            opened = writing(self._store, shard, self._schema, self._opener)
             part = await self._in_writer(stack.enter_context, opened)
             await self._embed(shard, part)
             if part.rows + len(part.rejected) != shard.rows:
@@ -141,11 +141,12 @@ class ShardWorker:
             rows=part.rows,
             rejected=len(part.rejected),
             tokens=part.tokens,
-            nbytes=self._store.size(part_name(shard)),
+            nbytes=sum(data_files(part.fragments).values()) or self._store.size(part_name(shard)),
             seconds=round(time.perf_counter() - started_s, 3),
             run=self._run,
             worker=f"{socket.gethostname()}:{os.getpid()}",
             damage=part.damage,
+            fragments=part.fragments,
         )
         commit(self._store, shard, outcome)
         return outcome

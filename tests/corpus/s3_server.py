@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,8 @@ from typing import Any
 
 from pyarrow import fs
 
+# All servers of a process have the same buckets.
+_BUCKETS = itertools.count(1)
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
 
 
@@ -19,12 +22,10 @@ class S3Server:
         self.url = url
         self.asked = asked
         self.fails: Callable[[str], bool] = lambda _: False
-        self._buckets = 0
 
     def bucket(self) -> str:
         """The URL of an empty one. Wants `variables` in the environment."""
-        self._buckets += 1
-        url = f"s3://bucket{self._buckets}"
+        url = f"s3://bucket{next(_BUCKETS)}"
         filesystem, path = fs.FileSystem.from_uri(f"{url}?allow_bucket_creation=true")
         filesystem.create_dir(path)
         return url
