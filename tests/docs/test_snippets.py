@@ -37,12 +37,10 @@ def test_curl_gets_a_vector(minilm: ServerProcess) -> None:
 
 
 def test_every_python_program_runs(minilm: ServerProcess, repo_root: Path) -> None:
-    openai, msgpack = pages.blocks(repo_root / "README.md", "python")
+    [openai] = pages.blocks(repo_root / "README.md", "python")
     names = run(openai, minilm)
     rows = [item.embedding for item in names["answer"].data]
     texts = ["a red rose", "a white lily"]
-    np.testing.assert_allclose(rows, [embedded(minilm, text) for text in texts], atol=1e-5)
-    rows = run(msgpack, minilm)["embed"](texts)
     np.testing.assert_allclose(rows, [embedded(minilm, text) for text in texts], atol=1e-5)
 
 
