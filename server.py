@@ -188,11 +188,15 @@ def serving_options(options: ServerOptions) -> ServingOptions:
 def model_of(options: ServerOptions) -> Model:
     """The model that they name."""
     return Model(
-        find=lambda: resolve(options.model, options.load_format),
+        find=lambda: resolve(options.model, options.load_format, weights=_has_engine(options)),
         load=partial(load, options),
         known=known,
         processes=partial(engine_processes, options),
     )
+
+
+def _has_engine(options: ServerOptions) -> bool:
+    return options.replicas is None or bool(options.replicas.devices)
 
 
 def load(options: ServerOptions, folder: Folder) -> Engine:

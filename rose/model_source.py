@@ -36,12 +36,12 @@ class ModelFolder:
     revision: str | None = None
 
 
-def resolve(name_or_path: str, load_format: LoadFormat = "auto") -> ModelFolder:
+def resolve(name_or_path: str, load_format: LoadFormat = "auto", *, weights: bool = True) -> ModelFolder:
     """Find the folder that holds the model `name_or_path`.
 
     An existing folder wins over everything, then an installed package that ships the weights, then the hub.
     With load_format "dummy" only shapes are wanted: those of an alias, or of the repository behind one, ship
-    with the project.
+    with the project. weights: False: they are not downloaded, for whoever has no engine.
 
     Raises:
         ModelLoadError: nothing of that name is to be had; the message says what else would work.
@@ -58,7 +58,7 @@ def resolve(name_or_path: str, load_format: LoadFormat = "auto") -> ModelFolder:
         return ModelFolder(_checked(PRESETS / alias.name, load_format), name_or_path, "preset")
     if alias is not None and (packaged := _packaged(alias)) is not None:
         return ModelFolder(_checked(packaged[1], load_format), name_or_path, f"package {packaged[0]}")
-    return _from_hub(name_or_path, alias, load_format)
+    return _from_hub(name_or_path, alias, load_format if weights else "dummy")
 
 
 def _looks_like_path(name: str) -> bool:

@@ -102,9 +102,14 @@ def resolve_beside(endpoint: str, cache: Path, name: str, load_format: str, **en
         "try: m = resolve(*sys.argv[1:]); print(m.path, m.revision, m.origin)\n"
         "except ModelLoadError as e: print(e, file=sys.stderr)"
     )
+    return run_beside(endpoint, cache, code, name, load_format, **env)
+
+
+def run_beside(endpoint: str, cache: Path, code: str, *arguments: str, **env: str) -> tuple[str, str]:
+    """What `code` prints, and its errors."""
     root = Path(__file__).resolve().parents[3]
     done = subprocess.run(
-        [sys.executable, "-c", code, name, load_format],
+        [sys.executable, "-c", code, *arguments],
         cwd=root,
         env=os.environ | {"HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"} | env,
         capture_output=True,
@@ -137,6 +142,20 @@ def test_dummy_weights_need_no_download_of_weights(hub: str, tmp_path: Path) -> 
     assert COMMIT in out, errors
     assert not any("model.safetensors" in file for file in _Hub.requested)
     assert "config.json" in _Hub.requested
+
+
+@pytest.mark.parametrize(
+    ("flags", "downloads"),
+    [("--no-engine --replica http://a", False), ("--replica http://a", True), ("", True)],
+)
+def test_a_gateway_without_an_engine_downloads_no_weights(
+    hub: str, tmp_path: Path, flags: str, downloads: bool
+) -> None:
+    code = "import sys, server; print(server.model_of(server.parse_options(sys.argv[1:])).find().origin)"
+    out, errors = run_beside(hub, tmp_path, code, "--model", "org/name", *flags.split())
+    assert out == "hub org/name", errors
+    assert ("model.safetensors" in _Hub.requested) is downloads
+    assert {"config.json", "tokenizer.json"} <= {*_Hub.requested}
 
 
 def test_a_repository_that_is_not_there_is_named(hub: str, tmp_path: Path) -> None:
