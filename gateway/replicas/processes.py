@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from gateway.replicas.endpoints import Endpoint
+from gateway.replicas.folders import SocketFolder
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +22,6 @@ FIRST_BACK_OFF_S, LAST_BACK_OFF_S = 0.5, 30.0
 # One that ran for so long is started again as if for the first time.
 _STEADY_S = 60.0
 _MAX_LINE_BYTES = 1 << 20
-# Of the folder above that of the sockets, whose paths may have 107 bytes.
-_MOST_FOLDER_BYTES = 80
 # Statuses of a server that could not start: a fault that a second start would meet again.
 _CANNOT_START = (1, 2)
 _READY = "ready after "
@@ -39,18 +36,27 @@ class ChildFailed(Exception):  # noqa: N818
 class ChildProcess:
     """One engine's process, at a unix socket.
 
-    label: what its lines begin with. command: the server's, to which the socket is added.
+    label: what its lines begin with. command: the server's, to which the socket is added. folder: that of the
+    socket, if it goes with the last of them.
     on_ready, on_exit: called when it serves, and with the reason when it does no more. failed: ends with
     ChildFailed if it ends before it ever served.
     """
 
-    def __init__(self, label: str, command: Sequence[str], uds: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        label: str,
+        command: Sequence[str],
+        uds: Path,
+        env: Mapping[str, str],
+        folder: SocketFolder | None = None,
+    ) -> None:
         self.endpoint = Endpoint("http://localhost", uds=uds, label=label)
         self.on_ready: Callable[[], None] = lambda: None
         self.on_exit: Callable[[str], None] = lambda _: None
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._command = [*command, "--uds", str(uds)]
         self._env = env
+        self._folder = folder
         self._process: asyncio.subprocess.Process | None = None
         self._served = self._stopping = False
         self._last_words = ""
@@ -95,8 +101,8 @@ class ChildProcess:
         uds = self.endpoint.uds
         if uds is not None:
             uds.unlink(missing_ok=True)
-            with suppress(OSError):  # others are still there
-                uds.parent.rmdir()
+        if self._folder is not None:
+            self._folder.leave()
 
     async def _end(self, process: asyncio.subprocess.Process, limit_s: float) -> None:
         if process.stdin is not None:
@@ -150,16 +156,15 @@ def child_processes(
     """
     if not devices:
         return []
-    temporary = tempfile.gettempdir()
-    short = temporary if len(os.fsencode(temporary)) <= _MOST_FOLDER_BYTES else "/tmp"
-    folder = Path(tempfile.mkdtemp(prefix="bouquet-", dir=short))
+    folder = SocketFolder()
     env = {name: value for name, value in environ.items() if name not in _OURS}
     env["OTEL_SDK_DISABLED"] = "true"
     children = []
     for index, device in enumerate(devices):
         seen, visible = _alone(device, env.get(_VISIBLE))
         flags = [*command, "--device", seen]
-        children.append(ChildProcess(f"{device} #{index}", flags, folder / f"{index}.sock", env | visible))
+        label, uds = f"{device} #{index}", folder.path / f"{index}.sock"
+        children.append(ChildProcess(label, flags, uds, env | visible, folder))
     return children
 
 
