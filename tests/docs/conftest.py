@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.server_process import ServerProcess
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def minilm(minilm_folder: Path) -> Iterator[ServerProcess]:
     with ServerProcess(
         "--model", str(minilm_folder), "--served-model-name", "minilm", "--port", "0"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,26 @@ KEY, ID = "key-of-mine", "id-of-mine"
 SECRETS = (TEXT, PATH, KEY, ID, QUERY, "424242")
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    tokenizer = tmp_path / "tokenizer.json"
+@contextmanager
+def started(folder: Path) -> Iterator[ServerProcess]:
+    tokenizer = folder / "tokenizer.json"
     tokenizer.write_text(byte_backend().to_str())
     flags = ("--load-format", "dummy", "--port", "0", "--api-key", KEY, "--tokenizer", str(tokenizer))
     with ServerProcess(*flags, program=FAKE) as process:
         yield process.ready()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with started(tmp_path_factory.mktemp("privacy")) as process:
+        yield process
+
+
+@pytest.fixture
+def ending(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server for one test, which ends it."""
+    with started(tmp_path) as process:
+        yield process
 
 
 def ask(
@@ -46,19 +60,19 @@ def ask(
     return answer
 
 
-def test_nothing_of_a_client_s_is_written_down(server: ServerProcess) -> None:
+def test_nothing_of_a_client_s_is_written_down(ending: ServerProcess) -> None:
     work = "/v1/embeddings"
-    assert ask(server, "POST", work, {"input": TEXT}).status == 200
-    assert ask(server, "POST", work, {"input": [TEXT, ""]}).status == 400
-    assert ask(server, "POST", work, {"input": TEXT, "model": TEXT}).status == 404
-    assert ask(server, "POST", work, {"input": [424242]}).status == 400
-    assert ask(server, "POST", work, TEXT.encode()).status == 400
-    assert ask(server, "POST", work, {"input": TEXT}, Authorization=f"Bearer {TEXT}").status == 401
-    assert ask(server, "GET", PATH, b"").status == 404
-    assert ask(server, "BREW", PATH, b"").status == 400
-    assert ask(server, "POST", work, {"input": [DEADLY]}).status == 503
-    server.wait()
-    written = "\n".join(server.stdout + server.stderr)
+    assert ask(ending, "POST", work, {"input": TEXT}).status == 200
+    assert ask(ending, "POST", work, {"input": [TEXT, ""]}).status == 400
+    assert ask(ending, "POST", work, {"input": TEXT, "model": TEXT}).status == 404
+    assert ask(ending, "POST", work, {"input": [424242]}).status == 400
+    assert ask(ending, "POST", work, TEXT.encode()).status == 400
+    assert ask(ending, "POST", work, {"input": TEXT}, Authorization=f"Bearer {TEXT}").status == 401
+    assert ask(ending, "GET", PATH, b"").status == 404
+    assert ask(ending, "BREW", PATH, b"").status == 400
+    assert ask(ending, "POST", work, {"input": [DEADLY]}).status == 503
+    ending.wait()
+    written = "\n".join(ending.stdout + ending.stderr)
     assert [secret for secret in SECRETS if secret in written] == []
 
 

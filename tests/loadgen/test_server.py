@@ -36,7 +36,7 @@ def url(minilm_folder: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def random_weights() -> Iterator[dict[str, str]]:
     """Addresses of a server with random weights, and of the reference with the same and with others."""
-    dummy = ("--model", "bge-small", "--load-format", "dummy", "--port", "0")
+    dummy = ("--model", "minilm", "--load-format", "dummy", "--port", "0")
     reference = {"program": ("docs/benchmarks/reference.py",), "env": {"PYTHONPATH": "."}}
     with (
         ServerProcess(*dummy, "--threads", "1") as server,
