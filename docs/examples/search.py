@@ -2,7 +2,7 @@
 
 python docs/examples/search.py "are pickle files of a model executed?" --map map.png
 
-Needs numpy; the map also needs matplotlib.
+Needs numpy; the map also needs matplotlib and scikit-learn.
 """
 
 from __future__ import annotations
@@ -62,12 +62,16 @@ def embed(url: str, texts: list[str]) -> np.ndarray:
         return np.frombuffer(answer.read(), "<f4").reshape(len(texts), -1)
 
 
-def draw(path: Path, passages: list[Passage], vectors: np.ndarray) -> None:
-    """A point a passage, coloured by page: the two directions in which the vectors differ most."""
-    from matplotlib.figure import Figure
+def draw(path: Path, query: str, passages: list[Passage], vectors: np.ndarray, best: np.ndarray) -> None:
+    """A point a passage, coloured by page, like ones together; a star for the question, rings for `best`.
 
-    centred = vectors - vectors.mean(0)
-    points = centred @ np.linalg.svd(centred, full_matrices=False)[2][:2].T
+    vectors: f32[1 + n, dim], the question's first.
+    """
+    from matplotlib.figure import Figure
+    from sklearn.manifold import TSNE
+
+    asked, *rest = TSNE(metric="cosine", init="pca", perplexity=20, random_state=0).fit_transform(vectors)
+    points = np.array(rest)
     figure = Figure(figsize=(8, 6), layout="constrained")
     axes = figure.subplots()
     pages = sorted({passage.page for passage in passages})
@@ -78,7 +82,11 @@ def draw(path: Path, passages: list[Passage], vectors: np.ndarray) -> None:
         axes.scatter(group[:, 0], group[:, 1], s=14, color=color, alpha=0.6, marker="os^D"[number // 10])
         box = {"color": "white", "alpha": 0.7, "pad": 1}
         axes.annotate(page, place, color=color, ha="center", va="center", weight="bold", bbox=box)
-    axes.set(xticks=[], yticks=[], title=f"{len(passages)} paragraphs of docs/, by meaning")
+    axes.scatter(*points[best].T, s=110, facecolors="none", edgecolors="black")
+    axes.scatter(*asked, s=220, marker="*", color="black")
+    title = f"{len(passages)} paragraphs of docs/; \u2605 {query}"
+    axes.set(xticks=[], yticks=[])
+    axes.set_title(title, fontsize=11, wrap=True)
     figure.savefig(path, dpi=100)
 
 
@@ -109,11 +117,12 @@ def main() -> None:
     except OSError as error:
         sys.exit(f"error: no server at {args.url}: {error}")
     scores = vectors[1:] @ vectors[0]
-    for index in np.argsort(-scores)[: args.top]:
+    best = np.argsort(-scores)[: args.top]
+    for index in best:
         page, heading, text = passages[index]
         print(f"{scores[index]:.3f}  {page}.md, {heading}\n       {text[:300]}\n")
     if args.map:
-        draw(args.map, passages, vectors[1:])
+        draw(args.map, args.query, passages, vectors, best)
 
 
 if __name__ == "__main__":
