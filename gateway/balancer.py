@@ -245,7 +245,8 @@ class Balancer:
         self._running_seqs += chunk.num_seqs
         chunk.replica, chunk.taken_back = replica, ""
         left_s = None if job.deadline_s == inf else job.deadline_s - now_s
-        chunk.task = asyncio.get_running_loop().create_task(self._send(replica, chunk, left_s))
+        sending = self._send(replica, chunk, left_s)
+        chunk.task = asyncio.get_running_loop().create_task(sending, context=chunk.context)
         chunk.task.add_done_callback(partial(self._ended, chunk, replica, now_s))
 
     def _ended(self, chunk: Chunk, replica: Replica, sent_s: float, task: asyncio.Task[BatchResult]) -> None:

@@ -226,7 +226,8 @@ class Server:
     async def _replicas(self, replicas: ReplicaOptions, folder: Folder) -> Backend:
         """Replicas, of which at least one serves."""
         children = self._model.processes(replicas.devices)
-        fleet = Fleet(replicas, self._options.scheduler, self._model.known(folder), children)
+        known = self._model.known(folder)
+        fleet = Fleet(replicas, self._options.scheduler, known, children, self._tracing)
         logger.info("waiting for replicas; until one serves, %s answers 503", self._port.url)
         try:
             balancer = await fleet.start()

@@ -23,11 +23,15 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from gateway.balancer import Send
 from gateway.exchange import Headers, Reply, Work
 from gateway.pipeline import Scheduler
+from gateway.replicas import wire
+from gateway.replicas.chunks import Chunk
+from gateway.replicas.replica import Replica
 from gateway.tokenization.base import Token
 from gateway.tokenization.pool import TokenizerPool
-from rose.batch import Int32
+from rose.batch import BatchResult, Int32
 from scheduler.errors import DeadlineExpired, Draining, QueueFull, SchedulerError
 from scheduler.metrics import SchedulerMetrics
 from scheduler.sequence import JobResult
@@ -37,6 +41,7 @@ _ROUTE = "http.route"
 _METHOD = "http.request.method"
 _STATUS = "http.response.status_code"
 _ERROR = "error.type"
+_SERVER = "server.address"
 _MODEL = "gen_ai.request.model"
 _TOKENS = "gen_ai.usage.input_tokens"
 _TEXTS = "bouquet.texts"
@@ -93,15 +98,42 @@ class Tracing:
         """`scheduler`, with spans of the wait and of the inference."""
         return _TracedScheduler(scheduler, self._tracer)
 
+    def sending(self, send: Send) -> Send:
+        """`send`, each chunk in a span of the request's trace, which the replica's own spans go on with."""
+
+        async def traced(replica: Replica, chunk: Chunk, left_s: float | None) -> BatchResult:
+            if not trace.get_current_span().is_recording():
+                return await send(replica, chunk, left_s)
+            attributes: dict[str, str | int] = {
+                _METHOD: "POST",
+                _SERVER: replica.name,
+                _SEQUENCES: chunk.num_seqs,
+                _TOKENS: chunk.num_tokens,
+            }
+            begin, name = self._tracer.start_as_current_span, f"POST {wire.PATH}"
+            with begin(name, kind=SpanKind.CLIENT, attributes=attributes) as span:
+                try:
+                    return await send(replica, chunk, left_s)
+                except BaseException as error:  # cancelled ones end as well
+                    span.set_attribute(_ERROR, type(error).__name__)
+                    raise
+
+        return traced
+
+    @staticmethod
+    def carried() -> dict[str, str]:
+        """Headers by which a server that is asked now goes on with the trace."""
+        carrier: dict[str, str] = {}
+        _PROPAGATOR.inject(carrier)
+        return carrier
+
     def pool(self, *settings: Any) -> TokenizerPool:
         """A TokenizerPool with a span a call."""
         return _TracedPool(self._tracer, *settings)
 
 
 def _answered(span: Span, reply: Reply) -> None:
-    carrier: dict[str, str] = {}
-    _PROPAGATOR.inject(carrier)
-    reply.headers.extend(carrier.items())
+    reply.headers.extend(Tracing.carried().items())
     span.set_attribute(_STATUS, int(reply.status))
     if reply.status >= HTTPStatus.BAD_REQUEST:
         span.set_attribute(_ERROR, str(int(reply.status)))

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 
 from gateway.replicas.replica import Replica
@@ -27,6 +28,7 @@ class Chunk:
 
     first: knows where their rows belong. input_ids: i32[n] each; token_type_ids, spans: see `Scheduler.run`.
     tried: replicas that failed with it. attempts: how often a replica may have begun with it.
+    context: of the request, in which `task` runs: a trace goes on there.
     task, replica: what awaits it, and where it is, while it is under way. taken_back: why that was ended.
     """
 
@@ -42,6 +44,7 @@ class Chunk:
     task: asyncio.Task[BatchResult] | None = None
     replica: Replica | None = None
     taken_back: str = ""
+    context: Context = field(default_factory=copy_context)
 
     @property
     def num_seqs(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -31,9 +31,15 @@ _BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
 
 
 class ReplicaClient:
-    """Connections to `endpoint`, as many as chunks are under way. key: its API key, if it has one."""
+    """Connections to `endpoint`, as many as chunks are under way.
 
-    def __init__(self, endpoint: Endpoint, key: str | None) -> None:
+    key: its API key, if it has one. carried: headers that go along with a chunk; called for each.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, key: str | None, carried: Callable[[], dict[str, str]] = dict
+    ) -> None:
+        self._carried = carried
         connector: aiohttp.BaseConnector
         if endpoint.uds is not None:
             connector = aiohttp.UnixConnector(str(endpoint.uds), limit=0, keepalive_timeout=_KEEPALIVE_S)
@@ -64,7 +70,9 @@ class ReplicaClient:
             ReplicaError: there are none; which one says why.
         """
         body = wire.ask(chunk.input_ids, chunk.token_type_ids, chunk.spans, chunk.token_outputs)
-        headers = {} if left_s is None else {HEADER: f"{max(1.0, left_s * 1e3):.0f}"}
+        headers = self._carried()
+        if left_s is not None:
+            headers[HEADER] = f"{max(1.0, left_s * 1e3):.0f}"
         try:
             async with self._session.post(
                 wire.PATH, data=body, headers=headers, allow_redirects=False

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gateway.balancer import Balancer
 from gateway.replicas.chunks import Chunk
@@ -21,6 +21,9 @@ from gateway.replicas.replica import Replica, State
 from rose.batch import BatchResult, EngineInfo
 from scheduler.options import SchedulerOptions
 
+if TYPE_CHECKING:
+    from gateway.tracing import Tracing
+
 log = logging.getLogger(__name__)
 
 # Between looks at the file, and at what names mean.
@@ -31,6 +34,7 @@ class Fleet:
     """Begins with `start`, which gives the balancer.
 
     wanted: what the model's own files say of it; see `identity.check`. children: processes to run.
+    tracing: None: no traces.
     """
 
     def __init__(
@@ -39,11 +43,13 @@ class Fleet:
         scheduling: SchedulerOptions,
         wanted: Mapping[str, object],
         children: Sequence[ChildProcess] = (),
+        tracing: Tracing | None = None,
     ) -> None:
         self._options = options
         self._scheduling = scheduling
         self._wanted = wanted
         self._children = children
+        self._tracing = tracing
         self._listing = Listing(options.urls, options.file)
         self._members: dict[Endpoint, Member] = {}
         self._times = ChunkTimes()
@@ -150,7 +156,8 @@ class Fleet:
 
     def _add(self, endpoint: Endpoint, stuck: Callable[[], None] = lambda: None) -> None:
         replica = Replica(endpoint.name, self._times, self._state_changed)
-        client = ReplicaClient(endpoint, None if endpoint.uds is not None else self._options.key)
+        key = None if endpoint.uds is not None else self._options.key
+        client = ReplicaClient(endpoint, key, dict if self._tracing is None else self._tracing.carried)
         self._clients[replica] = client
         self._members[endpoint] = Member(
             replica, client, identify=self._identify, admit=self._admit, give_up=self._give_up, stuck=stuck
@@ -180,7 +187,8 @@ class Fleet:
 
     def _admit(self, replica: Replica) -> None:
         if self._info is not None and self._balancer is None:
-            self._balancer = Balancer(self._info, self._scheduling, self._send)
+            send = self._send if self._tracing is None else self._tracing.sending(self._send)
+            self._balancer = Balancer(self._info, self._scheduling, send)
             self._balancer.replicas[:] = self.replicas
         now_s = time.monotonic()
         replica.admit(max((other.given(now_s) for other in self.replicas if other.in_service), default=0.0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -17,6 +18,9 @@ from gateway.replicas.options import ReplicaOptions
 from gateway.replicas.replica import Replica
 from scheduler.options import SchedulerOptions
 from tests.http.served import Served, expected, until
+
+if TYPE_CHECKING:
+    from gateway.tracing import Tracing
 
 NO_WISH: dict[str, object] = {}
 
@@ -49,10 +53,11 @@ async def fleet(
     file: Path | None = None,
     key: str | None = None,
     urls: tuple[str, ...] = (),
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[Fleeting]:
     """A fleet of these servers that looks often, ended with the block."""
     options = ReplicaOptions((*urls, *(server.url for server in servers)), file, key=key)
-    started = Fleet(options, SchedulerOptions(), wanted)
+    started = Fleet(options, SchedulerOptions(), wanted, tracing=tracing)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fleet_module, "LOOK_S", 0.02)
         for name, seconds in (("CHECK_S", 0.05), ("FIRST_PROBE_S", 0.02), ("LAST_PROBE_S", 0.05)):

@@ -23,12 +23,15 @@ from opentelemetry.sdk.trace.export import (
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from gateway.app import create_app
+from gateway.listener import listen
 from gateway.options import GatewayOptions
 from gateway.tokenization.huggingface import HuggingFaceTokenizer
 from gateway.tracing import Tracing
-from rose.errors import StepError
+from rose.errors import OutOfMemoryError, StepError
 from scheduler.options import SchedulerOptions
 from tests.fakes import FakeEngine
+from tests.http.fleets import fleet
 from tests.http.served import Served, serving, until
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -294,3 +297,86 @@ async def test_every_work_route_is_traced_by_its_name(tokenizer: HuggingFaceToke
         assert (await one.server.send("GET", "/health")).status == 200
         inside = {"tokenize"} if path == "/tokenize" else {"tokenize", "queue", "inference"}
         assert set(one.spans()) == {f"POST {path}"} | inside
+
+
+@asynccontextmanager
+async def in_front(*replicas: Served, exporter: InMemorySpanExporter) -> AsyncIterator[Served]:
+    """A gateway over these servers, with traces of its own."""
+    tracing = Tracing(SimpleSpanProcessor(exporter))
+    async with fleet(*replicas, tracing=tracing) as found:
+        app = create_app(GatewayOptions(), found.balancer, found.fleet.info, None, tracing=tracing)
+        runner = await listen(app, "127.0.0.1", 0)
+        gateway = Served(runner, replicas[0].engine, replicas[0].batcher)
+        try:
+            yield gateway
+        finally:
+            await gateway.session.close()
+            await runner.cleanup()
+
+
+def by_id(*exporters: InMemorySpanExporter) -> dict[int, ReadableSpan]:
+    spans = [span for exporter in exporters for span in exporter.get_finished_spans()]
+    return {span.context.span_id: span for span in spans if span.context is not None}
+
+
+async def test_a_trace_goes_on_in_replicas() -> None:
+    here, one, two = (InMemorySpanExporter() for _ in range(3))
+    theirs = [Tracing(SimpleSpanProcessor(exporter)) for exporter in (one, two)]
+    async with (
+        asyncio.timeout(30),
+        serving(tracing=theirs[0]) as first,
+        serving(tracing=theirs[1]) as second,
+        in_front(first, second, exporter=here) as gateway,
+    ):
+        headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+        body = {"input": [[index] * 30 for index in range(80)]}
+        plain = asyncio.ensure_future(gateway.embed({"input": [7]}))  # whose chunk is another trace's
+        assert (await gateway.embed(body, headers=headers)).status == 200
+        assert (await plain).status == 200
+    spans = by_id(here, one, two)
+    ours = [span for span in spans.values() if span.context and span.context.trace_id == int(TRACE, 16)]
+    (root,) = (span for span in ours if span.name == "POST /v1/embeddings")
+    chunks = [span for span in ours if span.kind is SpanKind.CLIENT]
+    assert {span.parent.span_id for span in chunks if span.parent} == {root.context.span_id}  # type: ignore[union-attr]
+    assert {(span.attributes or {})["server.address"] for span in chunks} == {first.url, second.url}
+    assert sum((span.attributes or {})["bouquet.sequences"] for span in chunks) == 80  # type: ignore[misc]
+    served = [span for span in ours if span.name == "POST /v1/sequences" and span.kind is SpanKind.SERVER]
+    assert len(served) == len(chunks) > 1
+    assert {span.parent.span_id for span in served if span.parent} == {
+        span.context.span_id for span in chunks if span.context
+    }
+    other = [span for span in spans.values() if span not in ours]
+    assert {span.name for span in other} == {
+        "POST /v1/embeddings",
+        "POST /v1/sequences",
+        "queue",
+        "inference",
+    }
+    assert len({span.context.trace_id for span in other if span.context}) == 1
+
+
+async def test_a_trace_that_is_not_sampled_is_not_in_replicas_either() -> None:
+    here, there = InMemorySpanExporter(), InMemorySpanExporter()
+    async with (
+        asyncio.timeout(30),
+        serving(tracing=Tracing(SimpleSpanProcessor(there))) as server,
+        in_front(server, exporter=here) as gateway,
+    ):
+        headers = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
+        assert (await gateway.embed({"input": [1]}, headers=headers)).status == 200
+    assert by_id(here, there) == {}
+
+
+async def test_a_chunk_that_runs_again_is_in_the_trace_twice() -> None:
+    here, there = InMemorySpanExporter(), InMemorySpanExporter()
+    async with (
+        asyncio.timeout(30),
+        serving(tracing=Tracing(SimpleSpanProcessor(there))) as server,
+        in_front(server, exporter=here) as gateway,
+    ):
+        server.engine.fail_next(OutOfMemoryError("full"))
+        assert (await gateway.embed({"input": [1]})).status == 200
+    chunks = [span for span in here.get_finished_spans() if span.kind is SpanKind.CLIENT]
+    assert [(span.attributes or {}).get("error.type") for span in chunks] == ["Unavailable", None]
+    assert chunks[0].status.status_code is StatusCode.ERROR
+    assert len({span.context.trace_id for span in by_id(here, there).values() if span.context}) == 1
