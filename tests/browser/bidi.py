@@ -43,8 +43,11 @@ class Wire:
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": params})
-        async with asyncio.timeout(LIMIT_S):
-            message = await answer
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                message = await answer
+        finally:  # what comes too late is nobody's any more
+            del self._answers[number]
         if message["type"] == "error":
             raise RuntimeError(f"{method}: {message['error']}: {message['message']}")
         return message["result"]
@@ -55,8 +58,8 @@ class Wire:
             if message["type"] == "event":
                 if message["method"] == "log.entryAdded" and message["params"]["level"] in ("error", "warn"):
                     self.log.append(f"{message['params']['level']}: {message['params']['text']}")
-            elif message.get("id") in self._answers:
-                self._answers.pop(message["id"]).set_result(message)
+            elif (answer := self._answers.get(message.get("id"))) and not answer.done():
+                answer.set_result(message)
 
 
 class Tab:
