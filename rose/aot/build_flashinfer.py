@@ -16,7 +16,7 @@ from rose.aot.toolchain import ToolchainError, cuda_home, link_shared, run
 
 UNUSED = re.compile(r"_paged_|_mask_[23]\.cu$")
 
-# The templates that stubs specialise, as flashinfer/data/csrc/batch_prefill{,_sm90}.cu declare them.
+# The templates that stubs specialise, as flashinfer's batch_prefill{,_sm90,_fp8_sm90}.cu declare them.
 FA2_PRELUDE = """\
 #include <flashinfer/attention/mask.cuh>
 #include <flashinfer/attention/scheduler.cuh>
@@ -43,6 +43,10 @@ template <uint32_t Q, uint32_t V, MaskMode M, bool W, bool S, typename A, typena
 cudaError_t BatchPrefillWithRaggedKVCacheDispatched(Params&, bool, cudaStream_t);
 template <uint32_t Q, uint32_t V, MaskMode M, bool W, bool S, typename A, typename Params>
 cudaError_t BatchPrefillWithPagedKVCacheDispatched(Params&, bool, cudaStream_t);
+template <uint32_t D, MaskMode M, bool W, bool S, typename A, typename Params>
+cudaError_t BatchFP8PrefillWithRaggedKVCacheDispatched(Params&, bool, cudaStream_t);
+template <uint32_t D, MaskMode M, bool W, bool S, typename A, typename Params>
+cudaError_t BatchFP8PrefillWithPagedKVCacheDispatched(Params&, bool, cudaStream_t);
 """
 
 
@@ -66,20 +70,23 @@ def stub_source(sources: list[str], prelude: str) -> str:
 
 
 def build(backend: str, head_dim: int, out: Path, jobs: int) -> None:
-    """Compile the bf16 module of `backend` ("fa2", "fa3") and link it to `out`.
+    """Compile the module of `backend` and link it to `out`; it writes bf16.
 
+    backend: "fa2" or "fa3", whose q, k and v are bf16, or "fa3-fp8", whose are e4m3.
     The environment names the architecture and work folder (FLASHINFER_*), read when flashinfer is imported.
     """
     import torch
     from flashinfer.jit.attention.modules import gen_batch_prefill_module
 
     bf16, i32 = torch.bfloat16, torch.int32
+    version, _, fp8 = backend.partition("-")
+    dtype = torch.float8_e4m3fn if fp8 else bf16
     spec = gen_batch_prefill_module(
-        backend, bf16, bf16, bf16, i32, head_dim, head_dim, 0, False, False, False
+        version, dtype, dtype, bf16, i32, head_dim, head_dim, 0, False, False, False
     )
     unused = [path for path in spec.sources if UNUSED.search(path.name)]
     stub = unused[0].with_name("unused_kernels.cu")
-    prelude = FA3_PRELUDE if backend == "fa3" else FA2_PRELUDE
+    prelude = FA3_PRELUDE if version == "fa3" else FA2_PRELUDE
     text = stub_source([path.read_text() for path in unused], prelude)
     if not stub.exists() or stub.read_text() != text:  # ninja goes by the time of the last change
         stub.write_text(text)

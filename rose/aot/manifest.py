@@ -24,10 +24,11 @@ class ManifestError(Exception):
 class KernelRecord:
     """One kernel of a folder.
 
-    file: name of the shared object in the folder. kernel: "fa4", "flashinfer-fa3", "flashinfer-fa2" or the
-    name of a product with a fused epilogue (rose.aot.products). head_dim: None for a product.
+    file: name of the shared object in the folder. kernel: "fa4", "flashinfer-fa3", "flashinfer-fa3-fp8",
+    "flashinfer-fa2" or the name of a product with a fused epilogue (rose.aot.products).
+    head_dim: None for a product.
     group: query heads a key/value head (compiled into fa4); None if any. causal: None if both.
-    dtype: as in torch, "bfloat16". arch: as nvcc names it, "sm_90a".
+    dtype: of what it writes, as in torch, "bfloat16". arch: as nvcc names it, "sm_90a".
     versions: of the packages and the compiler it was built with. sha256, size_bytes: of the file.
     """
 

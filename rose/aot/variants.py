@@ -9,7 +9,7 @@ from rose.aot.products import DEFAULT_PRODUCTS
 
 HOPPER = "sm_90a"
 GEMM, FLASH = "gemm", "fa4"
-KERNELS = (FLASH, "flashinfer-fa3", "flashinfer-fa2", GEMM)
+KERNELS = (FLASH, "flashinfer-fa3", "flashinfer-fa3-fp8", "flashinfer-fa2", GEMM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,7 @@ DEFAULT_VARIANTS = (
     KernelVariant("fa4-64x128-early", 64, 1, False),
     KernelVariant("flashinfer-fa3", 128),
     KernelVariant("flashinfer-fa3", 64),
+    KernelVariant("flashinfer-fa3-fp8", 128),
     KernelVariant("flashinfer-fa2", 64),
     KernelVariant("flashinfer-fa2", 128),
     *(KernelVariant(product.name) for product in DEFAULT_PRODUCTS),

@@ -13,7 +13,7 @@ import torch
 from rose.aot.folders import default_folders
 from rose.aot.library import KernelLibrary, KernelQuery, load_module
 from rose.attention import fa4, flashinfer, flat
-from rose.attention.base import begin
+from rose.attention.base import begin, input_dtype
 from rose.attention.sdpa import SdpaAttention
 from rose.kernels import dispatch
 
@@ -36,8 +36,8 @@ def load_backends(
 
     Kernels come from `aot_dirs` (default: the checkout's `.aot` and the user cache). Only where those hold
     none, one is compiled from an installed package (`compile_missing`): FlashAttention-4 in seconds, or
-    FlashInfer in minutes the first time. None of these has windows. What is missing or broken is only
-    logged.
+    FlashInfer in minutes the first time, but in FP8 none. None of these has windows. What is missing or
+    broken is only logged.
     """
     backends: dict[str, AttentionBackend] = {}
     if spec.device.type == "cuda" and spec.dtype in TENSOR_CORE_DTYPES and spec.window is None:
@@ -77,12 +77,17 @@ def _makers(spec: AttentionSpec) -> list[tuple[KernelQuery, Callable[[Path], Att
     def ragged(version: str) -> Callable[[Path], AttentionBackend]:
         return lambda path: flashinfer.FlashInferAttention(spec, version, load_module(path))
 
+    def ragged_fp8(path: Path) -> AttentionBackend:
+        return flashinfer.FlashInferFp8Attention(spec, load_module(path))
+
     makers: list[tuple[KernelQuery, Callable[[Path], AttentionBackend]]] = [
         (fa4.query_for(spec, build), flash(build)) for build in (fa4.NAME, fa4.SMALL)
     ]
     for version, head_dims in flashinfer.HEAD_DIMS.items():
         if spec.head_dim in head_dims and dispatch.has_triton():
             makers.append((flashinfer.query_for(spec, version), ragged(version)))
+    if spec.fp8 and spec.head_dim in flashinfer.FP8_HEAD_DIMS and dispatch.has_triton():
+        makers.append((flashinfer.query_for(spec, flashinfer.FP8), ragged_fp8))
     return makers
 
 
@@ -136,14 +141,14 @@ def _proven(backend: AttentionBackend, spec: AttentionSpec) -> AttentionBackend:
     """
     heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
     qkv = torch.empty(2, sum(heads), spec.head_dim, dtype=spec.dtype, device=spec.device).normal_()
-    q, k, v = torch.split(qkv, heads, dim=1)
+    q, k, v = torch.split(qkv.to(input_dtype(backend, spec)), heads, dim=1)
     out = torch.empty(2, spec.num_heads, spec.head_dim, dtype=spec.dtype, device=spec.device).zero_()
     offsets = np.array([0, 1, 2], np.int32)
     cu_seqlens = torch.empty(3, dtype=torch.int32, device=spec.device).copy_(torch.from_numpy(offsets))
     backend.plan(offsets)
     begin(backend, cu_seqlens, 2)
     backend.forward(q, k, v, out, cu_seqlens, 1)
-    expected = v.repeat_interleave(spec.num_heads // spec.num_kv_heads, dim=1)
+    expected = v.to(spec.dtype).repeat_interleave(spec.num_heads // spec.num_kv_heads, dim=1)
     if not torch.allclose(out, expected, rtol=0.02, atol=0.02):
         raise RuntimeError("attention over one token is not that token's value")
     return backend

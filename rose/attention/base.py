@@ -22,6 +22,7 @@ class AttentionSpec:
     dtype: of q, k, v and out. device: where they are.
     window: how many places away the farthest token is that one sees, before it and, unless causal, after it;
         None: any number.
+    fp8: whether the layers can also make q, k and v in e4m3 (see Fp8Attention).
     """
 
     num_heads: int
@@ -32,6 +33,7 @@ class AttentionSpec:
     dtype: torch.dtype
     device: torch.device
     window: int | None = None
+    fp8: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ class AttentionBackend(Protocol):
     def name(self) -> str:
         """As in the policy table and at /info.
 
-        "fa4", "fa4-64x128-early", "flashinfer-fa3", "flashinfer-fa2", "flat", "flat-product", "sdpa".
+        "fa4", "fa4-64x128-early", "flashinfer-fa3", "flashinfer-fa3-fp8", "flashinfer-fa2", "flat",
+        "flat-product", "sdpa".
         """
         ...
 
@@ -103,6 +106,20 @@ class ProductAttention(AttentionBackend, Protocol):
 
 
 @runtime_checkable
+class Fp8Attention(AttentionBackend, Protocol):
+    """A backend whose q, k and v are e4m3. `forward` takes them for the numbers that they are."""
+
+    def forward_fp8(
+        self, heads: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, cu_seqlens: torch.Tensor
+    ) -> None:
+        """`forward` of numbers that stand for themselves times the scale of their head.
+
+        heads: e4m3[T, Hq + 2 Hk, D], queries, keys and values. scales: f32[Hq + 2 Hk]. out: of spec.dtype.
+        """
+        ...
+
+
+@runtime_checkable
 class ListedAttention(AttentionBackend, Protocol):
     """A backend whose layers share a list of work, which the device makes of a batch's offsets."""
 
@@ -112,6 +129,13 @@ class ListedAttention(AttentionBackend, Protocol):
         cu_seqlens: i32[S+1] on the device, as of `forward`. num_tokens: T, padding included.
         """
         ...
+
+
+def input_dtype(backend: AttentionBackend, spec: AttentionSpec) -> torch.dtype:
+    """Of the q, k and v that `backend.forward` takes."""
+    import torch
+
+    return torch.float8_e4m3fn if isinstance(backend, Fp8Attention) else spec.dtype
 
 
 def begin(backend: AttentionBackend, cu_seqlens: torch.Tensor, num_tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""FlashInfer's ragged prefill, fa2 and fa3: a list of work for every batch, then one kernel a layer.
+"""FlashInfer's ragged prefill, fa2, fa3 and fa3 in FP8: a list of work for every batch, a kernel a layer.
 
 The kernel that writes the list (work_list.py) is part of a forward, so a captured one is replayed with
 other lengths, and nothing is planned on the host. Splitting of keys is off: forced on in graph mode, it costs
@@ -16,6 +16,8 @@ from rose.aot.library import KernelQuery
 from rose.attention.work_list import Fa2List, Fa3List
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from rose.attention.base import AttentionSpec
@@ -26,10 +28,13 @@ WORKSPACE_BYTES = 8 << 20
 FULL, CAUSAL = 0, 1
 NHD_LAYOUT, NO_WINDOW, NO_PDL = 0, -1, False
 HEAD_DIMS = {"fa2": (64, 128, 256), "fa3": (64, 128, 256)}
+# fa3 with q, k and v in e4m3. Its tiles of queries are fa3's.
+FP8 = "fa3-fp8"
+FP8_HEAD_DIMS = (128,)
 
 
 def query_for(spec: AttentionSpec, version: str) -> KernelQuery:
-    """What `spec` needs of `version` ("fa2", "fa3")."""
+    """What `spec` needs of `version` ("fa2", "fa3", "fa3-fp8")."""
     group = spec.num_heads // spec.num_kv_heads
     dtype = str(spec.dtype).removeprefix("torch.")
     return KernelQuery(f"flashinfer-{version}", spec.head_dim, group, spec.causal, dtype)
@@ -59,7 +64,7 @@ def write_empty_lists(spec: AttentionSpec) -> None:
 class FlashInferAttention:
     """One module of FlashInfer, called below its Python wrapper. It needs Triton.
 
-    version: "fa2" or "fa3". module: its `ragged_run`.
+    version: "fa2", "fa3" or "fa3-fp8". module: its `ragged_run`.
     """
 
     capturable = True
@@ -71,8 +76,9 @@ class FlashInferAttention:
         self.name = f"flashinfer-{version}"
         self._spec = spec
         self._run = module.ragged_run
-        self._run_tail = _fa2_tail(spec.scale) if version == "fa2" else _fa3_tail(spec.scale)
+        self._run_tail = {"fa2": _fa2_tail, "fa3": _fa3_tail, FP8: _fp8_tail}[version](spec.scale)
         self._version = version
+        self._mask = CAUSAL if spec.causal else FULL
         self._info: tuple[int, ...] = ()
         self._list = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=spec.device)
         # Partial results of split keys, which are off; only its device is read.
@@ -107,13 +113,42 @@ class FlashInferAttention:
         max_seqlen: int,
     ) -> None:
         """As AttentionBackend.forward, for the batch listed last; max_seqlen is not needed."""
+        self._attend((q, k, v), out, cu_seqlens, self._run_tail)
+
+    def _attend(
+        self,
+        qkv: Sequence[torch.Tensor],
+        out: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        tail: tuple[object, ...],
+    ) -> None:
         self._run(
             self._float_workspace, self._list, self._info,
-            q, k, v, cu_seqlens, cu_seqlens, out,
+            *qkv, cu_seqlens, cu_seqlens, out,
             None,  # log-sum-exp
-            CAUSAL if self._spec.causal else FULL, NHD_LAYOUT, NO_WINDOW, NO_PDL,
-            *self._run_tail,
+            self._mask, NHD_LAYOUT, NO_WINDOW, NO_PDL,
+            *tail,
         )  # fmt: skip
+
+
+class FlashInferFp8Attention(FlashInferAttention):
+    """fa3 of q, k and v in e4m3. It rounds the weights of values to e4m3, too, and writes spec.dtype.
+
+    Source: Shah et al., FlashAttention-3, arXiv 2407.08608, section 3.3; a scale a head in place of a block.
+    """
+
+    def __init__(self, spec: AttentionSpec, module: Any) -> None:
+        super().__init__(spec, FP8, module)
+        self._heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
+
+    def forward_fp8(
+        self, heads: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, cu_seqlens: torch.Tensor
+    ) -> None:
+        """See Fp8Attention.forward_fp8, for the batch listed last. Rows of heads: whole 16 bytes."""
+        import torch
+
+        tail = _fp8_tail(self._spec.scale, *torch.split(scales, self._heads))
+        self._attend(torch.split(heads, self._heads, dim=1), out, cu_seqlens, tail)
 
 
 def _fa2_tail(scale: float) -> tuple[object, ...]:
@@ -132,6 +167,11 @@ def _fa3_tail(scale: float) -> tuple[object, ...]:
         1.0,
         0,
     )  # prefix, positions, item, factor; cap, scale, factor, -
+
+
+def _fp8_tail(scale: float, *factors: torch.Tensor | None) -> tuple[object, ...]:
+    """factors: of q, k and v by head, or None for 1."""
+    return (*(factors or (None, None, None)), scale, 1.0, 1.0, 1.0)
 
 
 def jit_module(spec: AttentionSpec, version: str) -> Any:

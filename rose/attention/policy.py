@@ -30,7 +30,9 @@ FORMAT = 1
 # Where nothing was measured: kernels that need no table to be good, then torch's own.
 PREFERENCE = ("flashinfer-fa3", "flashinfer-fa2", "fa4", "sdpa")
 # All there are; those not preferred serve only where a table has them as the fastest.
-KNOWN = (*PREFERENCE, SMALL, "flat", "flat-product")
+KNOWN = (*PREFERENCE, SMALL, "flat", "flat-product", "flashinfer-fa3-fp8")
+# The backends for models whose layers make q, k and v in e4m3.
+IN_FP8 = frozenset({"flashinfer-fa3-fp8"})
 # The backends that can keep a token from seeing what is more than a window away.
 WINDOWED = frozenset({"sdpa"})
 # Blocks of fa4.SMALL that run at once, one a multiprocessor of an H200. With more a second wave takes as long
@@ -119,6 +121,8 @@ def fastest(
     """As `choose`, from a given table."""
     if spec.window is not None:
         available = [name for name in available if name in WINDOWED]
+    if not spec.fp8:
+        available = [name for name in available if name not in IN_FP8]
     crowded = spec.num_heads * shape.num_tokens > BLOCKS_AT_ONCE * SMALL_ROWS
     if crowded:
         available = [name for name in available if name != SMALL]

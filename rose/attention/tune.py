@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -24,12 +25,13 @@ import torch
 from rose.aot.folders import user_cache
 from rose.attention import flat
 from rose.attention.backends import load_backends
-from rose.attention.base import AttentionSpec, ProductAttention, begin
+from rose.attention.base import AttentionSpec, Fp8Attention, ProductAttention, begin
 from rose.attention.flat_plan import MAX_PRODUCT_LENGTH
-from rose.attention.policy import FORMAT, USER_TABLE
+from rose.attention.policy import FORMAT, IN_FP8, USER_TABLE
 from rose.attention.reference import reference_attention, relative_error
 from rose.kernels import dispatch
 from rose.kernels.early import early_for, launching
+from rose.kernels.fp8 import E4M3, E4M3_MAX
 from rose.kernels.gemm import fetches_early, gemm_plan, uses_table
 from rose.kernels.rope import QkRope, qk_norm_rope, rope_table
 from rose.kernels.tables import say
@@ -46,6 +48,8 @@ GRID = (
     *("4x512", "8x512", "16x512", "50x512", "100x512", "4x4096"),
 )
 MAX_ERROR = 0.02  # bf16 kernels are near 0.002
+# Rounding q, k, v and the weights of values to three bits of fraction: 0.053 of independent random numbers.
+FP8_MAX_ERROR = 0.07
 BUDGET_S = 0.03  # of replays, for one backend and batch
 # That compile: more would wait for each other's Python.
 MAX_THREADS = 16
@@ -73,9 +77,10 @@ class Model:
         return None if self.hidden is None else (width, self.hidden, "sum")
 
     def spec(self, device: torch.device) -> AttentionSpec:
-        """In bf16."""
+        """In bf16, and in FP8 where q and k are normed."""
         heads = (self.num_heads, self.num_kv_heads, self.head_dim)
-        return AttentionSpec(*heads, self.head_dim**-0.5, self.causal, torch.bfloat16, device)
+        scale, fp8 = self.head_dim**-0.5, self.hidden is not None
+        return AttentionSpec(*heads, scale, self.causal, torch.bfloat16, device, fp8=fp8)
 
     def takes_product(self, length: int) -> bool:
         """Whether attention straight from the product is worth a try for sequences of so many tokens."""
@@ -111,6 +116,10 @@ class Batch:
             self.positions = self.positions.int().to(spec.device)
             splits = _splits(self.qkv, qkv)
             self.product = self.qkv.clone() if splits == 1 else torch.stack([self.qkv] * splits)
+            # Of a head that is normed; random values are smaller.
+            scale = math.sqrt(spec.head_dim) / E4M3_MAX
+            self._scales = torch.full((sum(self._heads),), scale, device=spec.device)
+            self._fp8 = torch.empty_like(self.qkv, dtype=E4M3)
         # Checking all of a large batch would take longer than timing it.
         self.checked = sorted({0, num_seqs // 3, num_seqs - 1})
 
@@ -119,6 +128,11 @@ class Batch:
         with launching(self.early):
             if self.rope is not None and isinstance(backend, ProductAttention):
                 backend.forward_product(self.product, self.rope, self.out, self.cu_seqlens)
+                return
+            if self.rope is not None and isinstance(backend, Fp8Attention):
+                qk_norm_rope(self.product, self.positions, self.rope, self._fp8, self._scales)
+                heads = self._fp8.view(self.num_tokens, -1, self.spec.head_dim)
+                backend.forward_fp8(heads, self._scales, self.out, self.cu_seqlens)
                 return
             if self.rope is not None:
                 source = self.product if self.product.dim() == 3 else self.qkv
@@ -211,6 +225,11 @@ def time_forward(backend: AttentionBackend, batch: Batch, layers: int) -> float:
     return graph_us(enqueue, budget_s=BUDGET_S)
 
 
+def most_error(name: str) -> float:
+    """Of a backend that is sound."""
+    return FP8_MAX_ERROR if name in IN_FP8 else MAX_ERROR
+
+
 def measure(model: Model, backends: dict[str, AttentionBackend], batch: Batch) -> dict[str, Any]:
     """One cell of the table: every sound backend's times, and every backend's error."""
     us, errors = {}, {}
@@ -220,7 +239,7 @@ def measure(model: Model, backends: dict[str, AttentionBackend], batch: Batch) -
         begin(backend, batch.cu_seqlens, batch.num_tokens)
         batch.forward(backend)
         errors[name] = round(batch.error(), 5)
-        if not errors[name] <= MAX_ERROR or not backend.capturable:
+        if not errors[name] <= most_error(name) or not backend.capturable:
             continue
         us[name] = round(time_forward(backend, batch, model.layers), 1)
     return {
@@ -276,7 +295,7 @@ def run(arguments: argparse.Namespace, device: torch.device) -> tuple[dict[str, 
 def report(shape: str, cell: dict[str, Any], backends: Collection[str]) -> str:
     """A line of the printed table; a wrong result shows its error, and what was not tried a dash."""
     us, errors = cell["us"], cell["rel_error"]
-    shown = {name: f"error {error}" for name, error in errors.items() if not error <= MAX_ERROR}
+    shown = {name: f"error {error}" for name, error in errors.items() if not error <= most_error(name)}
     shown |= {name: f"{time:.1f}" for name, time in us.items()}
     fastest = min(us, key=us.__getitem__, default="none")
     return _line(shape, [shown.get(name, "-") for name in backends], fastest)

@@ -9,6 +9,7 @@ import torch
 
 from rose.configs.rope import YarnScaling
 from rose.kernels import dispatch
+from rose.kernels.fp8 import E4M3_MAX
 from rose.kernels.frequencies import frequencies
 
 if TYPE_CHECKING:
@@ -62,26 +63,35 @@ def rope_table(
     return table.float().to(device)
 
 
-def qk_norm_rope(source: Tensor, positions: Tensor, rope: QkRope, qkv: Tensor) -> None:
+def qk_norm_rope(
+    source: Tensor, positions: Tensor, rope: QkRope, qkv: Tensor, scales: Tensor | None = None
+) -> None:
     """Write q and k, normed and rotated, and v, untouched but for the bias, to qkv [T, (Hq + 2 Hk) D].
 
     source: `qkv` itself (in place), or split-K partial sums [K, T, (Hq + 2 Hk) D] of it. positions: i32[T].
+    scales: f32[Hq + 2 Hk]; with them qkv is e4m3, what its numbers stand for is that times the scale of their
+    head, and what does not fit becomes the largest that does; source is then a product of the same shape.
     """
     if dispatch.uses_triton(qkv):
         from rose.kernels.jit import rope as jit
 
-        jit.qk_norm_rope(source, positions, rope, qkv)
+        jit.qk_norm_rope(source, positions, rope, qkv, scales)
         return
     total = source.float().sum(0) if source.dim() == 3 else source.float()
     if rope.bias is not None:
         total = total + rope.bias.float()
     values_at = rope.rotated_heads * rope.head_dim
-    if source is not qkv or rope.bias is not None:
-        qkv[:, values_at:] = total[:, values_at:]
     rows = _normed(total[:, :values_at].view(len(qkv), -1, rope.head_dim), rope)
     first, second = rows.chunk(2, dim=-1)
     cos, sin = rope.cos_sin[positions.long()].unsqueeze(1).chunk(2, dim=-1)
     turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    if scales is not None:
+        values = total[:, values_at:].view(len(qkv), -1, rope.head_dim)
+        heads = torch.cat([turned, values], dim=1) / scales[:, None]
+        qkv.copy_(heads.clamp(-E4M3_MAX, E4M3_MAX).flatten(1))
+        return
+    if source is not qkv or rope.bias is not None:
+        qkv[:, values_at:] = total[:, values_at:]
     qkv[:, :values_at] = turned.flatten(1)
 
 

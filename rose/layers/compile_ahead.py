@@ -49,6 +49,13 @@ class _NoAttention:
         """Nothing to do."""
 
 
+class _NoFp8Attention(_NoAttention):
+    """The same of heads in e4m3."""
+
+    def forward_fp8(self, heads: Tensor, scales: Tensor, out: Tensor, cu_seqlens: Tensor) -> None:
+        """Nothing to do."""
+
+
 def row_counts(keys: Collection[WeightKey], max_tokens: int) -> list[int]:
     """Numbers of tokens up to max_tokens that between them launch every variant of every kernel.
 
@@ -80,6 +87,8 @@ def compile_ahead(model: Model, row_counts: Iterable[int]) -> None:
             if model.config.pooling in ("cls", "last") and model.config.token_outputs:
                 hidden = torch.zeros(num_tokens, model.config.hidden_size, device=probe.device)
                 model.forward(batch, replace(outputs, tokens={"hidden": hidden}))
+            if model.attention_spec.fp8:
+                model.forward(replace(batch, attention=_NoFp8Attention()), outputs)
         for shape, attention in _triton_attention(model.attention_spec, counts):
             model.forward(*_empty_step(model, shape, attention))
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rose.attention.base import Fp8Attention
 from rose.kernels.fp8 import add_rms_norm_fp8, quantize_rows
+from rose.kernels.rope import qk_norm_rope
 from rose.layers.decoder import DecoderReader, ProductNames, attend, pick
+from rose.layers.fp8_heads import head_scales
 from rose.layers.fp8_linear import Fp8Gated
 
 if TYPE_CHECKING:
@@ -27,7 +30,8 @@ if TYPE_CHECKING:
 class Fp8DecoderLayer:
     """DecoderLayer with FP8 products. On a GPU one kernel more than there quantises the attention's result.
 
-    scratch: where each product's input lies, shared by all layers.
+    scratch: where each product's input lies, and q, k and v for attention in FP8, shared by all layers.
+    head_scales: f32[Hq + 2 Hk] of those; None: attention is never in FP8.
     """
 
     input_norm: RmsNorm
@@ -38,6 +42,7 @@ class Fp8DecoderLayer:
     gate_up: Fp8Gated
     down: Fp8Linear
     scratch: Fp8Scratch
+    head_scales: Tensor | None = None
 
     def project(self, rows: DecoderBuffers) -> Tensor:
         """See DecoderLayer.project."""
@@ -49,7 +54,14 @@ class Fp8DecoderLayer:
 
     def attend(self, batch: DeviceBatch, buffers: DecoderBuffers, product: Tensor | None) -> None:
         """See DecoderLayer.attend."""
-        attend(self.rope, batch, buffers, product)
+        attention, rope, scales = batch.attention, self.rope, self.head_scales
+        if product is None or scales is None or not isinstance(attention, Fp8Attention):
+            attend(rope, batch, buffers, product)
+            return
+        packed = self.scratch.rows(*product.shape).values
+        qk_norm_rope(product, buffers.positions, rope, packed, scales)
+        heads, context = (x.view(len(x), -1, rope.head_dim) for x in (packed, buffers.context))
+        attention.forward_fp8(heads, scales, context, batch.cu_seqlens)
 
     def pick(self, batch: DeviceBatch, buffers: DecoderBuffers, which: Which) -> DecoderBuffers:
         """See DecoderLayer.pick."""
@@ -76,13 +88,16 @@ def read_layer(
     """As DecoderReader.layer; `read` gives what is no weight of a product."""
     name, names = f"layers.{index}", ProductNames.of(config, index)
     size, inner, query = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+    norm, qkv = read.norm(f"{name}.input_layernorm.weight"), weights.linear(names.qkv, size)
+    rope = read.rope(index, cos_sin)
     return Fp8DecoderLayer(
-        input_norm=read.norm(f"{name}.input_layernorm.weight"),
-        qkv=weights.linear(names.qkv, size),
-        rope=read.rope(index, cos_sin),
+        input_norm=norm,
+        qkv=qkv,
+        rope=rope,
         output=weights.linear({names.output: size}, query),
         mlp_norm=read.norm(f"{name}.post_attention_layernorm.weight"),
         gate_up=Fp8Gated(weights.linear(names.gate_up, size)),
         down=weights.linear({names.down: size}, inner),
-        scratch=weights.scratch(max(size, query, inner)),
+        scratch=weights.scratch(max(size, inner, sum(names.qkv.values()))),
+        head_scales=head_scales(norm, qkv.weight, rope),
     )

@@ -5,6 +5,7 @@ Source: Qwen3 technical report, arXiv 2505.09388; pplx-embed's modeling.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,8 @@ class Qwen3Model:
         max_tokens: int,
     ) -> None:
         self.config = config
-        self.attention_spec = attention_spec(config, dtype, device)
+        in_fp8 = isinstance(weights, Fp8Weights) and config.architecture == "qwen3"
+        self.attention_spec = replace(attention_spec(config, dtype, device), fp8=in_fp8)
         read = DecoderReader(config, weights, dtype, device)
         cos_sin = rope_table(
             config.head_dim, config.rope_theta, config.max_positions, device, config.rope_scaling

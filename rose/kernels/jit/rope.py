@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 import triton.language as tl
 
+from rose.kernels.fp8 import E4M3_MAX
 from rose.kernels.jit.compile import (
     block_of,
     ceil_div,
+    device_function,
     kernel,
     launch,
     rows_a_program,
@@ -28,6 +30,14 @@ if TYPE_CHECKING:
 
 # Heads a program while programs are scarce: of 128 elements, with a 16-byte access a thread and half.
 _FEW_ROWS = 8
+_MAX: tl.constexpr = tl.constexpr(E4M3_MAX)
+
+
+@device_function
+def _fitting(x):
+    """x, or e4m3's largest number if it is beyond; a NaN stays one."""
+    x = tl.minimum(x, _MAX, propagate_nan=tl.PropagateNan.ALL)
+    return tl.maximum(x, -_MAX, propagate_nan=tl.PropagateNan.ALL)
 
 
 @kernel("positions_ptr", "num_tokens")
@@ -37,6 +47,7 @@ def _qk_norm_rope(
     bias_ptr,
     weight_ptr,
     cos_sin_ptr,
+    scales_ptr,
     qkv_ptr,
     num_tokens,
     eps,
@@ -44,6 +55,7 @@ def _qk_norm_rope(
     WITH_VALUES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     QUERY_HEADS: tl.constexpr,
     ROTATED_HEADS: tl.constexpr,
     ALL_HEADS: tl.constexpr,
@@ -81,17 +93,23 @@ def _qk_norm_rope(
         scale = tl.where(head < ROTATED_HEADS, tl.rsqrt(mean_square + eps), 1.0)[:, None]
         first = first * scale * first_weight
         second = second * scale * second_weight
+    turned, turned_second = first * cos - second * sin, second * cos + first * sin
+    if HAS_SCALES:
+        inverse = 1.0 / tl.load(scales_ptr + head, mask=token < num_tokens, other=1.0)[:, None]
+        turned, turned_second = _fitting(turned * inverse), _fitting(turned_second * inverse)
     dtype = qkv_ptr.dtype.element_ty
-    tl.store(qkv_ptr + at, (first * cos - second * sin).to(dtype), mask=mask)
-    tl.store(qkv_ptr + at + HALF, (second * cos + first * sin).to(dtype), mask=mask)
+    tl.store(qkv_ptr + at, turned.to(dtype), mask=mask)
+    tl.store(qkv_ptr + at + HALF, turned_second.to(dtype), mask=mask)
 
 
-def qk_norm_rope(source: Tensor, positions: Tensor, rope: QkRope, qkv: Tensor) -> None:
+def qk_norm_rope(
+    source: Tensor, positions: Tensor, rope: QkRope, qkv: Tensor, scales: Tensor | None = None
+) -> None:
     """See rose.kernels.rope.qk_norm_rope."""
     num_tokens = len(qkv)
     all_heads = rope.rotated_heads + rope.num_kv_heads
     # In place and without a bias the values stay as they are.
-    with_values = source.dim() == 3 or rope.bias is not None
+    with_values = source.dim() == 3 or rope.bias is not None or scales is not None
     heads = all_heads if with_values else rope.rotated_heads
     rows = _FEW_ROWS * rows_a_program(ceil_div(num_tokens * heads, _FEW_ROWS))
     half = rope.head_dim // 2
@@ -104,6 +122,7 @@ def qk_norm_rope(source: Tensor, positions: Tensor, rope: QkRope, qkv: Tensor) -
         rope.cos_sin if rope.bias is None else rope.bias,
         rope.cos_sin if rope.weight is None else rope.weight,
         rope.cos_sin,
+        rope.cos_sin if scales is None else scales,
         qkv,
         num_tokens,
         rope.eps,
@@ -111,6 +130,7 @@ def qk_norm_rope(source: Tensor, positions: Tensor, rope: QkRope, qkv: Tensor) -
         WITH_VALUES=with_values,
         HAS_BIAS=rope.bias is not None,
         HAS_NORM=rope.weight is not None,
+        HAS_SCALES=scales is not None,
         QUERY_HEADS=rope.num_heads,
         ROTATED_HEADS=rope.rotated_heads,
         ALL_HEADS=all_heads,

@@ -30,6 +30,7 @@ def test_every_variant_has_a_file_of_its_own() -> None:
     assert len(set(files)) == len(files)
     assert KernelVariant("fa4", 128, 2, True).file == "fa4-hd128-g2-causal-bf16-sm_90a.so"
     assert KernelVariant("flashinfer-fa3", 64).file == "flashinfer-fa3-hd64-bf16-sm_90a.so"
+    assert KernelVariant("flashinfer-fa3-fp8", 128).file == "flashinfer-fa3-fp8-hd128-bf16-sm_90a.so"
 
 
 def test_options_pick_kernels() -> None:
@@ -37,6 +38,9 @@ def test_options_pick_kernels() -> None:
     assert {v.kernel for v in select(["fa4"], [], "sm_90a")} == {"fa4", "fa4-64x128-early"}
     assert [v.file for v in select(["flashinfer-fa2"], [64], "sm_90a")] == [
         "flashinfer-fa2-hd64-bf16-sm_90a.so"
+    ]
+    assert [v.file for v in select(["flashinfer-fa3"], [128], "sm_90a")] == [
+        "flashinfer-fa3-hd128-bf16-sm_90a.so"
     ]
     # Hopper code is not built for another GPU
     assert {v.kernel for v in select([], [], "sm_80")} == {"flashinfer-fa2"}
@@ -147,6 +151,8 @@ def test_flashinfer_is_told_the_architecture_its_own_way(
         assert seen["FLASHINFER_CUDA_ARCH_LIST"] == expected
     assert seen["arguments"][:2] == ["fa2", "64"]
     assert seen["arguments"][3] == "3"
+    command.build_variant(KernelVariant("flashinfer-fa3-fp8", 128), tmp_path, tmp_path / "work", 3)
+    assert seen["arguments"][:2] == ["fa3-fp8", "128"]
 
 
 def test_a_missing_package_names_the_extra(

@@ -98,6 +98,28 @@ def test_on_hopper_every_kernel_of_the_folder_serves(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.usefixtures("hopper")
+def test_fp8_serves_models_that_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others are not even told that it was not built."""
+    monkeypatch.setattr(backends, "load_module", lambda path: module_of())
+    monkeypatch.setattr(backends, "_flat", lambda spec: {})  # seconds each, in the interpreter
+    bf16, fp8 = spec_of("cuda"), replace(spec_of("cuda"), fp8=True)
+    fill(tmp_path, "fa4", "flashinfer-fa3-fp8")
+    assert list(load_backends(bf16, [tmp_path])) == ["fa4", "sdpa"]
+    assert list(load_backends(fp8, [tmp_path])) == ["fa4", "flashinfer-fa3-fp8", "sdpa"]
+    fill(tmp_path, "fa4", "flashinfer-fa3-fp8", head_dim=64)
+    assert "flashinfer-fa3-fp8" not in load_backends(replace(spec_of("cuda", 64), fp8=True), [tmp_path])
+    fill(tmp_path, "fa4")
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        load_backends(bf16, [tmp_path])
+        assert "fp8" not in caplog.text
+        load_backends(fp8, [tmp_path])
+    assert "flashinfer-fa2, flashinfer-fa3, flashinfer-fa3-fp8 (python -m rose.aot" in caplog.text
+
+
+@pytest.mark.usefixtures("hopper")
 def test_a_window_leaves_torch_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels of the folder have no windows, and none may be compiled that would ignore one."""
     fill(tmp_path, "fa4", "flashinfer-fa3")

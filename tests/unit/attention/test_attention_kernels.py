@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from rose.attention.base import AttentionSpec, begin
+from rose.attention.base import AttentionSpec, Fp8Attention, begin, input_dtype
 from rose.attention.fa4 import Fa4Attention
-from rose.attention.flashinfer import WORKSPACE_BYTES, FlashInferAttention
+from rose.attention.flashinfer import WORKSPACE_BYTES, FlashInferAttention, FlashInferFp8Attention
 from rose.attention.work_list import Fa2List, Fa3List
 
 SPEC = AttentionSpec(16, 8, 128, 0.25, False, torch.bfloat16, torch.device("cpu"))
@@ -112,6 +112,45 @@ def test_flashinfer_runs_the_list_made_last(
     assert backend.name == f"flashinfer-{version}"
     assert backend.capturable
     assert not backend.plans
+
+
+@pytest.mark.parametrize("spec", [SPEC, CAUSAL])
+def test_heads_in_fp8_come_with_their_scales(spec: AttentionSpec, written: list[tuple[Any, ...]]) -> None:
+    module = ScriptedModule()
+    backend = FlashInferFp8Attention(spec, module)
+    *_, out, cu_seqlens = packed(spec)
+    all_heads = spec.num_heads + 2 * spec.num_kv_heads
+    heads = torch.zeros(8, all_heads, spec.head_dim).to(torch.float8_e4m3fn)
+    begin(backend, cu_seqlens, 8)
+    scales = torch.arange(all_heads).float()
+    backend.forward_fp8(heads, scales, out, cu_seqlens)
+    (call,) = module.ran
+    assert isinstance(written[0][0], Fa3List)
+    starts = [0, spec.num_heads, spec.num_heads + spec.num_kv_heads]
+    for x, start, count in zip(call[3:6], starts, (16, 8, 8) if spec is SPEC else (4, 4, 4), strict=True):
+        assert x.dtype is torch.float8_e4m3fn
+        assert x.shape == (8, count, spec.head_dim)
+        assert x.storage_offset() == start * spec.head_dim
+        assert x.stride() == (all_heads * spec.head_dim, spec.head_dim, 1)
+    assert [id(x) for x in call[6:9]] == [id(cu_seqlens), id(cu_seqlens), id(out)]
+    assert call[9:14] == (None, int(spec.causal), 0, -1, False)
+    # factors of q, k and v by head; scale; factors for all heads, which those by head replace
+    assert torch.cat(call[14:17]).tolist() == scales.tolist()
+    assert [len(factors) for factors in call[14:17]] == [x.shape[1] for x in call[3:6]]
+    assert call[17:] == (spec.scale, 1.0, 1.0, 1.0)
+    assert backend.name == "flashinfer-fa3-fp8"
+
+
+def test_numbers_in_fp8_may_stand_for_themselves() -> None:
+    module = ScriptedModule()
+    backend = FlashInferFp8Attention(SPEC, module)
+    assert isinstance(backend, Fp8Attention)
+    assert input_dtype(backend, SPEC) is torch.float8_e4m3fn
+    assert input_dtype(FlashInferAttention(SPEC, "fa3", module), SPEC) is torch.bfloat16
+    q, k, v, out, cu_seqlens = packed(SPEC)
+    backend.write_list(cu_seqlens, 8)
+    backend.forward(q, k, v, out, cu_seqlens, 8)
+    assert module.ran[0][14:] == (None, None, None, 0.25, 1.0, 1.0, 1.0)
 
 
 def test_the_mask_is_off_for_a_bidirectional_model() -> None:

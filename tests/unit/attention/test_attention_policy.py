@@ -55,9 +55,21 @@ def test_a_table_ships_for_the_h200_and_serves_its_sisters() -> None:
 def test_the_measured_batch_gets_its_fastest_backend() -> None:
     for table in shipped:
         for cell in table.cells:
-            spec = spec_of(cell.head_dim, 16, 16 // cell.group, cell.causal)
+            spec = replace(spec_of(cell.head_dim, 16, 16 // cell.group, cell.causal), fp8=True)
             shape = BatchShape(cell.num_tokens, cell.num_seqs, cell.num_tokens)
             assert fastest(table, spec, shape, KNOWN) == min((us, name) for name, us in cell.us)[1]
+
+
+def test_fp8_is_for_models_that_have_it_and_for_batches_where_it_was_measured_to_win() -> None:
+    many, few = {"fa4": 2.0, "flashinfer-fa3-fp8": 1.0}, {"fa4": 1.0, "flashinfer-fa3-fp8": 2.0}
+    table = table_of((8192, 16, many), (128, 1, few))
+    names = ("fa4", "flashinfer-fa3-fp8", "sdpa")
+    bulk, single = BatchShape(8192, 16, 512), BatchShape(128, 1, 128)
+    fp8 = replace(spec_of(), fp8=True)
+    assert fastest(table, fp8, bulk, names) == "flashinfer-fa3-fp8"
+    assert fastest(table, fp8, single, names) == "fa4"
+    assert fastest(table, spec_of(), bulk, names) == "fa4"
+    assert fastest(None, fp8, bulk, names) == "fa4"  # what nobody measured
 
 
 def test_without_the_fastest_the_next_best_measured_one_serves() -> None:

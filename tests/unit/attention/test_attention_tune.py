@@ -16,6 +16,7 @@ from rose.attention.policy import fastest, load_table
 from rose.attention.reference import reference_attention, relative_error
 from rose.attention.sdpa import SdpaAttention
 from rose.kernels.rope import QkRope, qk_norm_rope
+from tests.unit.attention.fp8_fake import Fp8Sdpa
 
 SPEC = AttentionSpec(4, 2, 32, 0.2, False, torch.float32, torch.device("cpu"))
 LENGTHS = (3, 0, 17, 1)
@@ -77,6 +78,18 @@ def test_where_layers_rotate_that_is_part_of_the_batch() -> None:
         assert batch.error() < 1e-5
     batch.forward(backend)
     assert batch.error() > tune.MAX_ERROR
+
+
+def test_heads_in_fp8_are_made_of_the_product_and_may_err_more() -> None:
+    batch, backend = tune.Batch(SPEC, 3, 20, qkv=(8 * 32, 64, "sum")), Fp8Sdpa(SPEC)
+    batch.restart()
+    for _ in range(2):  # the product stays as it is
+        batch.forward(backend)
+        assert tune.MAX_ERROR < batch.error() < tune.FP8_MAX_ERROR
+    assert backend.calls == 2
+    assert tune.most_error("flashinfer-fa3-fp8") == tune.FP8_MAX_ERROR
+    assert tune.most_error("flashinfer-fa3") == tune.MAX_ERROR
+    assert [model.spec(SPEC.device).fp8 for model in tune.MODELS] == [True, True, False, False]
 
 
 def test_a_wrong_result_shows_in_the_error_wherever_it_is() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -12,25 +10,9 @@ from rose.kernels.fp8 import E4M3, Fp8Rows, NormedRows
 from rose.kernels.jit import fp8 as jit
 from rose.kernels.norm import LayerNorm, RmsNorm
 
+pytestmark = pytest.mark.usefixtures("right_casts")
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(1, 64), (3, 384), (2, 1000), (5, 1024), (1, 3072)]
-
-
-@pytest.fixture(autouse=True)
-def right_casts() -> Iterator[None]:
-    """Triton 3.6's interpreter loses a carry when it rounds to e4m3 (126.6 is 64): torch casts instead."""
-    from triton.runtime import interpreter
-
-    plain = interpreter._convert_float
-
-    def convert(values, source, target, rounding):
-        if target.name != "fp8e4nv":
-            return plain(values, source, target, rounding)
-        return torch.from_numpy(values).to(E4M3).view(torch.uint8).numpy()
-
-    interpreter._convert_float = convert
-    yield
-    interpreter._convert_float = plain
 
 
 def room(shape: tuple[int, int], device: str) -> Fp8Rows:

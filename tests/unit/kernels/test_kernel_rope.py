@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
 from rose.kernels import rope
+from rose.kernels.fp8 import E4M3
 from rose.kernels.jit import rope as jit
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -98,6 +101,57 @@ def test_bias_and_no_norm(heads, splits, biased, dtype, device, close, poisoned)
     on_cpu = rope.QkRope(query, key, dim, 1e-6, None, table.cpu(), bias.cpu() if biased else None)
     run(rope.qk_norm_rope, source.cpu().clone(), positions.cpu(), on_cpu)
     run(jit.qk_norm_rope, source, positions, layout)
+
+
+@pytest.mark.usefixtures("right_casts")
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", HEADS)
+def test_in_fp8(heads, dtype, normed, device):
+    """What a number times its head's scale stands for is what a plain forward writes, to a sixteenth."""
+    query, key, dim = heads
+    layout = _layout(heads, device)
+    if not normed:
+        bias = torch.randn((query + 2 * key) * dim, device=device).to(dtype)
+        layout = replace(layout, weight=None, bias=bias)
+    product = torch.randn(7, (query + 2 * key) * dim, device=device).to(dtype)
+    positions = torch.randint(0, 600, (7,), device=device).int()
+    exact = product.float().clone()
+    jit.qk_norm_rope(exact, positions, layout, exact)
+    scales = torch.logspace(-3, 0, query + 2 * key, device=device)
+    out, kept = torch.full_like(product, float("nan")).to(E4M3), product.clone()
+    jit.qk_norm_rope(product, positions, layout, out, scales)
+    assert torch.equal(product, kept)
+
+    found, expected = (x.cpu().float().view(7, -1, dim) for x in (out, exact))
+    expected = (expected / scales.cpu()[:, None]).clamp(-448, 448)
+    assert expected.abs().amax() == 448  # the smallest scales are too small
+    torch.testing.assert_close(found, expected, rtol=2.0**-4, atol=2.0**-9)
+
+    parts = {"weight": layout.weight, "cos_sin": layout.cos_sin, "bias": layout.bias}
+    on_cpu = replace(layout, **{name: x if x is None else x.cpu() for name, x in parts.items()})
+    plain = torch.zeros_like(product).to(E4M3).cpu()
+    rope.qk_norm_rope(product.cpu(), positions.cpu(), on_cpu, plain, scales.cpu())
+    found = found.flatten()
+    close = torch.isclose(found, plain.float().flatten(), rtol=2.0**-3, atol=2.0**-8)
+    assert close.all()
+    assert (found != plain.float().flatten()).float().mean() <= 0.03  # where a hair decides
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in multiply")  # NumPy's, of the interpreter
+@pytest.mark.usefixtures("right_casts")
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("triton", [True, False])
+def test_what_is_not_finite_shows_in_fp8_too(triton, bad, device):
+    layout = _layout((2, 1, 64), device if triton else "cpu")
+    product = torch.randn(3, 256, device=layout.cos_sin.device)
+    product[1, 5] = bad
+    product[2, 255] = float("nan")
+    out = torch.zeros_like(product).to(E4M3)
+    positions, scales = torch.arange(3, device=product.device).int(), torch.ones(4, device=product.device)
+    (jit if triton else rope).qk_norm_rope(product, positions, layout, out, scales)
+    shown = out.cpu().float().view(3, 4, 64).isnan().any(-1).tolist()
+    assert shown == [[False] * 4, [True, False, False, False], [False, False, False, True]]
 
 
 def test_many_rows_a_program(device, close, monkeypatch):

@@ -11,6 +11,7 @@ from transformers import BertConfig, XLMRobertaConfig
 from transformers import BertModel as HfBert
 from transformers import XLMRobertaModel as HfXlmRoberta
 
+from rose.attention.base import AttentionBackend
 from rose.attention.sdpa import SdpaAttention
 from rose.batch import Int32, RaggedBatch
 from rose.config import ModelConfig
@@ -77,7 +78,11 @@ def build(case: BertCase, dtype: torch.dtype = torch.float32) -> Model:
 
 
 def run(
-    model: Model, sequences: Sequence[Int32], types: Sequence[Int32] | None = None, quantize: bool = False
+    model: Model,
+    sequences: Sequence[Int32],
+    types: Sequence[Int32] | None = None,
+    quantize: bool = False,
+    attention: AttentionBackend | None = None,
 ) -> Outputs:
     """Ours on one packed batch; what it leaves unwritten stays NaN (int8: 77)."""
     batch = RaggedBatch.pack(sequences, types)
@@ -89,7 +94,7 @@ def run(
         token_type_ids=None if batch.token_type_ids is None else torch.from_numpy(batch.token_type_ids),
         host_cu_seqlens=batch.cu_seqlens,
         max_seqlen=max(map(len, sequences)),
-        attention=SdpaAttention(model.attention_spec),
+        attention=attention or SdpaAttention(model.attention_spec),
     )
     with torch.inference_mode():
         model.forward(device_batch, outputs)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rose.attention.base import BatchShape
+from rose.attention.base import BatchShape, Fp8Attention
 from rose.config import ModelConfig
 from rose.device_batch import DeviceBatch, Outputs
 from rose.kernels import dispatch
@@ -40,6 +40,23 @@ def test_row_counts_end_at_the_largest_batch_and_pass_every_power_of_two() -> No
     assert counts[-1] == 3000
     assert {1 << power for power in range(12)} <= set(counts)
     assert counts == sorted(set(counts))
+
+
+def test_heads_in_fp8_are_compiled_where_a_model_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = pytest.importorskip("rose.kernels.jit.compile")
+    model = BertModel(BERT, dummy_weights(BERT, 0, CPU), torch.float32, CPU, 32)
+    asked: list[bool] = []
+    monkeypatch.setattr(
+        model, "forward", lambda batch, outputs: asked.append(isinstance(batch.attention, Fp8Attention))
+    )
+    monkeypatch.setattr(dispatch, "uses_triton", lambda x: True)
+    monkeypatch.setattr(compiler, "compiling", lambda threads: nullcontext())
+    compile_ahead(model, [16, 32])
+    assert asked == [False, False]
+    model.attention_spec = replace(model.attention_spec, fp8=True)
+    asked.clear()
+    compile_ahead(model, [16, 32])
+    assert asked == [False, True, False, True]
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("mean", 1), ("first", 2), ("splade", 1)])

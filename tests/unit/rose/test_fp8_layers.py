@@ -16,6 +16,7 @@ from rose.layers.fp8_weights import DequantizedWeights, Fp8Weights
 from rose.models.registry import build_model
 from rose.reference import reference_vectors
 from rose.weights import MappedWeights, WeightSource, dummy_weights
+from tests.unit.attention.fp8_fake import Fp8Sdpa
 from tests.unit.kernels.fused_fake import fake_lookup
 from tests.unit.rose.bert_cases import CPU, least_cosine, random_sequences, run
 from tests.unit.rose.test_padding import small
@@ -81,6 +82,43 @@ def test_a_sequence_does_not_depend_on_its_batch(case):
     together = run(model, sequences).vectors
     alone = torch.cat([run(model, [sequence]).vectors for sequence in sequences])
     assert least_cosine(together, alone) >= 0.9999
+
+
+@pytest.mark.parametrize("case", ["mean", "last"])
+def test_attention_in_fp8_is_near_fp32_and_of_a_sequence_alone(case):
+    config = CASES[case]
+    weights, sequences = dummy_weights(config, 1), random_sequences(config, LENGTHS)
+    model = fp8(config, weights)
+    assert model.attention_spec.fp8
+    attention = Fp8Sdpa(model.attention_spec)
+    vectors = run(model, sequences, attention=attention).vectors
+    assert attention.calls == config.num_layers
+    assert 0.98 <= least_cosine(vectors, reference_vectors(config, weights, sequences)) < 0.999999
+    assert least_cosine(vectors, run(model, sequences).vectors) < 0.999999
+    alone = torch.cat([run(model, [sequence], attention=attention).vectors for sequence in sequences])
+    assert least_cosine(vectors, alone) >= 0.9999
+
+
+@pytest.mark.parametrize("case", ["mean", "last"])
+def test_attention_in_fp8_is_wired_as_the_plain_one(case, monkeypatch):
+    """With fp32 in the place of e4m3 nothing is lost; scales of heads that differ by layer and kind show."""
+    for module in (kernels, fp8_linear):
+        monkeypatch.setattr(module, "E4M3", torch.float32)
+    config = CASES[case]
+    weights, sequences = Uneven(config), random_sequences(config, LENGTHS)
+    model = fp8(config, weights)
+    vectors = run(model, sequences, attention=Fp8Sdpa(model.attention_spec)).vectors
+    expected = reference_vectors(config, weights, sequences)
+    assert least_cosine(vectors, expected) >= 0.99999
+
+
+def test_without_norms_of_heads_attention_is_never_in_fp8():
+    config = CASES["biased qkv"]
+    model = fp8(config, dummy_weights(config, 1))
+    assert not model.attention_spec.fp8
+    attention = Fp8Sdpa(model.attention_spec)
+    run(model, random_sequences(config, LENGTHS), attention=attention)
+    assert attention.calls == 0
 
 
 class Stored:
