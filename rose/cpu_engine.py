@@ -13,6 +13,7 @@ from cuda_utils.event import CpuEvent
 from cuda_utils.lazy_tensor import LazyTensor
 from cuda_utils.stream import CpuStream
 from rose.batch import BatchResult, EngineInfo, Int32, RaggedBatch
+from rose.buckets import row_bucket
 from rose.device_batch import DeviceBatch, Outputs
 from rose.errors import EngineDeadError
 from rose.limits import StepLimits
@@ -24,7 +25,11 @@ if TYPE_CHECKING:
 
 
 class CpuEngine:
-    """Runs a model on the CPU behind the same contract as on a GPU."""
+    """Runs a model on the CPU behind the same contract as on a GPU.
+
+    Batches get rows of padding, so that products see few numbers of rows: oneDNN keeps compiled code for
+    each, gigabytes with the gaps that it leaves between activations (docs/reliability.md).
+    """
 
     def __init__(
         self,
@@ -39,7 +44,8 @@ class CpuEngine:
         self._attention = attention
         self._info = info
         self._limits = limits
-        self._launched = self._finished = self._failed = self._tokens = self._seqs = self._non_finite = 0
+        self._launched = self._finished = self._failed = self._non_finite = 0
+        self._tokens = self._padded = self._seqs = 0
         self._stream = CpuStream("rose-cpu", lambda: torch.set_num_threads(num_threads))
 
     @property
@@ -60,6 +66,7 @@ class CpuEngine:
             raise EngineDeadError(str(error)) from error
         self._launched += 1
         self._tokens += batch.num_tokens
+        self._padded += self._rows(batch) - batch.num_tokens
         self._seqs += batch.num_seqs
         return LazyTensor(event, step.collect)
 
@@ -71,7 +78,7 @@ class CpuEngine:
             "non_finite_sequences": self._non_finite,
             "in_flight": self._launched - self._finished,
             "tokens": self._tokens,
-            "padded_tokens": 0,
+            "padded_tokens": self._padded,
             "sequences": self._seqs,
             "dead": self._stream.broken,
         }
@@ -80,15 +87,17 @@ class CpuEngine:
         """See `rose.batch.Engine`."""
         self._stream.close()
 
+    def _rows(self, batch: RaggedBatch) -> int:
+        """Tokens with padding, of which models are built to take no more than a step may have."""
+        return min(row_bucket(batch.num_tokens), self._info.max_batch_tokens)
+
     def _forward(self, batch: RaggedBatch, longest: int) -> BatchResult:
         """Run the model; on the worker's thread only."""
-        rows = (batch.num_rows, self._info.dimensions)
-        vectors = np.empty(rows, np.float32)
-        int8 = np.empty(rows, np.int8) if self._info.has_int8 else None
+        num_rows, shape = self._rows(batch), (batch.num_rows, self._info.dimensions)
+        vectors = np.empty(shape, np.float32)
+        int8 = np.empty(shape, np.int8) if self._info.has_int8 else None
         widths = self._info.token_outputs
-        tokens = {
-            kind: np.empty((batch.num_tokens, widths[kind]), np.float32) for kind in batch.token_outputs
-        }
+        tokens = {kind: np.empty((num_rows, widths[kind]), np.float32) for kind in batch.token_outputs}
         outputs = Outputs(
             torch.from_numpy(vectors),
             None if int8 is None else torch.from_numpy(int8),
@@ -97,13 +106,14 @@ class CpuEngine:
         try:
             with torch.inference_mode():
                 self._attention.plan(batch.cu_seqlens)
-                self._model.forward(_tensors(batch, longest, self._attention), outputs)
+                self._model.forward(_tensors(batch, num_rows, longest, self._attention), outputs)
         except Exception:
             self._failed += 1
             raise
         finally:
             self._finished += 1
-        result = marked(BatchResult(vectors, int8, tokens=tokens))
+        real = {kind: values[: batch.num_tokens] for kind, values in tokens.items()}
+        result = marked(BatchResult(vectors, int8, tokens=real))
         self._non_finite += len(result.non_finite)
         return result
 
@@ -137,17 +147,24 @@ class _CpuStep:
         raise as_engine_error(outcome) from outcome
 
 
-def _tensors(batch: RaggedBatch, longest: int, attention: AttentionBackend) -> DeviceBatch:
+def _tensors(batch: RaggedBatch, num_rows: int, longest: int, attention: AttentionBackend) -> DeviceBatch:
     types = batch.token_type_ids
     return DeviceBatch(
-        input_ids=_tensor(batch.input_ids),
+        input_ids=_padded(batch.input_ids, num_rows),
         cu_seqlens=_tensor(batch.cu_seqlens),
-        token_type_ids=None if types is None else _tensor(types),
+        token_type_ids=None if types is None else _padded(types, num_rows),
         host_cu_seqlens=batch.cu_seqlens,
         max_seqlen=longest,
         attention=attention,
         spans=None if batch.spans is None else _tensor(batch.spans).t(),
     )
+
+
+def _padded(array: Int32, num_rows: int) -> torch.Tensor:
+    """i32[num_rows]: the array, then zeros."""
+    rows = torch.zeros(num_rows, dtype=torch.int32)
+    rows.numpy()[: len(array)] = array
+    return rows
 
 
 def _tensor(array: Int32) -> torch.Tensor:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeviceBatch:
-    """A ragged batch on the device, padded to T tokens and S sequences (on the CPU: not padded at all).
+    """A ragged batch on the device, padded to T tokens and S sequences (on the CPU: no empty sequences).
 
     input_ids: i32[T]; rows past cu_seqlens[-1] hold id 0 and are inert.
     cu_seqlens: i32[S+1]; sequences past the real ones are empty, their offsets repeat the last.

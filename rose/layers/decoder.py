@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rose.attention.base import ProductAttention
+from rose.buckets import sequence_bucket
 from rose.kernels.norm import RmsNorm, add_rms_norm
 from rose.kernels.pooling import pick_rows
 from rose.kernels.rope import QkRope, qk_norm_rope
@@ -66,7 +67,7 @@ class DecoderLayer:
         attend(self.rope, batch, buffers, product)
 
     def pick(self, batch: DeviceBatch, buffers: DecoderBuffers, which: Which) -> DecoderBuffers:
-        """Buffers of the first or last row of each of S <= T sequences, with what `mix` reads."""
+        """Buffers of R rows, S <= R <= T: each sequence's first or last, then any, with what `mix` reads."""
         return pick(batch, buffers, which)
 
     def mix(self, rows: DecoderBuffers) -> Tensor:
@@ -97,8 +98,10 @@ def attend(rope: QkRope, batch: DeviceBatch, buffers: DecoderBuffers, product: T
 
 def pick(batch: DeviceBatch, buffers: DecoderBuffers, which: Which) -> DecoderBuffers:
     """See DecoderLayer.pick."""
-    picked = buffers.picked(batch.num_seqs)
-    pick_rows((buffers.context, buffers.residual), batch.cu_seqlens, which, (picked.context, picked.residual))
+    num_seqs = batch.num_seqs
+    picked = buffers.picked(min(sequence_bucket(num_seqs), batch.num_tokens))
+    outs = (picked.context[:num_seqs], picked.residual[:num_seqs])
+    pick_rows((buffers.context, buffers.residual), batch.cu_seqlens, which, outs)
     return picked
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import layer_norm
 
+from rose.buckets import sequence_bucket
 from rose.kernels.embedding import BertTables
 from rose.kernels.fused import FusedLookup, fused_gemm
 from rose.kernels.gemm import partial_elements
@@ -74,13 +75,13 @@ class EncoderBuffers:
         names = (field.name for field in fields(self) if field.name != "partials")
         return replace(self, **{name: getattr(self, name)[:num_tokens] for name in names})
 
-    def picked(self, context: Tensor, num_seqs: int) -> tuple[Tensor, Tensor]:
-        """Two tensors [S, H], S <= T, like context [T, H]: where q, k and v were, free after attention."""
-        shape = (2, num_seqs, context.shape[1])
+    def picked(self, context: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+        """Two tensors [R, H], R <= T, like context [T, H]: where q, k and v were, free after attention."""
+        shape = (2, num_rows, context.shape[1])
         if self.qkv is None:
-            first, second = context.new_empty(shape)
+            first, second = context.new_zeros(shape)
         else:
-            first, second = self.qkv.view(-1)[: 2 * num_seqs * shape[2]].view(shape)
+            first, second = self.qkv.view(-1)[: 2 * num_rows * shape[2]].view(shape)
         return first, second
 
 
@@ -136,7 +137,10 @@ class EncoderLayer:
     def pick(
         self, rows: tuple[Tensor, Tensor], batch: DeviceBatch, buffers: EncoderBuffers, which: Which
     ) -> tuple[Tensor, Tensor]:
-        """Context and hidden [S, H] of each sequence's first or last row, of `rows`: both [T, H], S <= T."""
+        """Context and hidden [R, H] of each sequence's first or last row, of `rows`: both [T, H].
+
+        S <= R <= T; rows past S hold anything.
+        """
         return pick(rows, batch, buffers, which)
 
     def mix(self, context: Tensor, hidden: Tensor, buffers: EncoderBuffers) -> Tensor:
@@ -150,7 +154,7 @@ def attend(qkv: Tensor, heads: tuple[int, int], batch: DeviceBatch, buffers: Enc
     """[T, H] of qkv [T, 3H]. heads: how many, and their width; together H."""
     context = buffers.context
     if context is None:
-        context = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
+        context = qkv.new_zeros(len(qkv), qkv.shape[1] // 3)  # denormals in padded rows would be slow
     q, k, v = qkv.view(-1, 3, *heads).unbind(1)
     batch.attention.forward(q, k, v, context.view(-1, *heads), batch.cu_seqlens, batch.max_seqlen)
     return context
@@ -160,9 +164,10 @@ def pick(
     rows: tuple[Tensor, Tensor], batch: DeviceBatch, buffers: EncoderBuffers, which: Which
 ) -> tuple[Tensor, Tensor]:
     """See EncoderLayer.pick."""
-    picked = buffers.picked(rows[0], batch.num_seqs)
-    pick_rows(rows, batch.cu_seqlens, which, picked)
-    return picked
+    num_seqs = batch.num_seqs
+    context, hidden = buffers.picked(rows[0], min(sequence_bucket(num_seqs), batch.num_tokens))
+    pick_rows(rows, batch.cu_seqlens, which, (context[:num_seqs], hidden[:num_seqs]))
+    return context, hidden
 
 
 def weight_keys(config: ModelConfig) -> tuple[WeightKey, ...]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Places:
     """Where rows and tokens of a sorted batch were before.
 
-    rows: i64[S], or None if they keep their order, because they are spans. tokens: i64[T].
+    rows: i64[S], or None if they keep their order, because they are spans. tokens: i64[T]; padding stays.
     """
 
     rows: torch.Tensor | None
@@ -40,7 +40,8 @@ def sorted_by_length(batch: DeviceBatch) -> tuple[DeviceBatch, Places | None]:
     sorted_offsets = np.zeros_like(offsets)
     np.cumsum(lengths[order], out=sorted_offsets[1:])
     shift = np.repeat(offsets[:-1][order] - sorted_offsets[:-1], lengths[order])
-    tokens = torch.from_numpy(np.arange(sorted_offsets[-1], dtype=np.int64) + shift)
+    tokens = torch.arange(batch.num_tokens)
+    tokens[: len(shift)] += torch.from_numpy(shift)
     types, spans = batch.token_type_ids, batch.spans
     if spans is not None:
         owner = np.searchsorted(offsets, spans[0].numpy(), side="right") - 1

@@ -36,15 +36,15 @@ class DecoderBuffers:
         names = (field.name for field in fields(self) if field.name != "partials")
         return replace(self, **{name: getattr(self, name)[:num_tokens] for name in names})
 
-    def picked(self, num_seqs: int) -> DecoderBuffers:
-        """Buffers of S <= T rows, one a sequence, for what the last layer does after its attention.
+    def picked(self, num_rows: int) -> DecoderBuffers:
+        """Buffers of R <= T rows, one a sequence or more, for what the last layer does after its attention.
 
         Residual and context lie where this layer's input and q, k and v did, apart from those of all rows, so
         that they can be copied; hidden lies in the residual stream of all rows, which is free after that.
         """
         width = self.context.shape[1]
-        few = self.rows(num_seqs)
-        context = self.qkv.view(-1)[: num_seqs * width].view(num_seqs, width)
+        few = self.rows(num_rows)
+        context = self.qkv.view(-1)[: num_rows * width].view(num_rows, width)
         return replace(few, residual=few.hidden, hidden=few.residual, context=context)
 
 

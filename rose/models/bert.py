@@ -87,5 +87,5 @@ class BertModel:
         # More sequences than rows are padding; then there is nothing to pick.
         if which is not None and batch.num_seqs <= batch.num_tokens and not outputs.tokens:
             context, hidden = last.pick((context, hidden), batch, buffers, which)
-            buffers, which = buffers.rows(batch.num_seqs), "only"
+            buffers, which = buffers.rows(len(context)), "only"
         self._head(last.mix(context, hidden, buffers), batch.bounds, which, outputs)

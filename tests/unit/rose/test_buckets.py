@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.buckets import sequence_bucket, sequence_buckets, shapes, token_bucket, token_buckets
+from rose.buckets import row_bucket, sequence_bucket, sequence_buckets, shapes, token_bucket, token_buckets
 
 COUNTS = st.integers(1, 131_072)
 
@@ -45,6 +45,24 @@ def test_token_buckets_are_few_and_multiples_of_16() -> None:
     assert buckets[-2:] == [3840, 4096]
     assert not any(bucket % 16 for bucket in buckets)
     assert len(list(token_buckets(32_768))) == 34 + (32_768 - 4096) // 256
+
+
+@given(COUNTS, COUNTS)
+def test_rows_on_a_cpu_fit_their_bucket_and_waste_little(a: int, b: int) -> None:
+    low, high = sorted((a, b))
+    bucket = row_bucket(low)
+    assert low <= bucket <= row_bucket(high)
+    assert row_bucket(bucket) == bucket
+    assert bucket - low <= max(1, low / 8)
+
+
+def test_rows_on_a_cpu_are_of_few_numbers() -> None:
+    buckets = {row_bucket(rows) for rows in range(1, 16_385)}
+    assert len(buckets) == 96
+    assert sorted(buckets)[:17] == [*range(2, 33, 2), 36]
+    assert sum(row_bucket(rows) for rows in range(1, 513)) <= 1.03 * sum(range(1, 513))
+    # What the last layer's picked rows are padded to adds none.
+    assert {sequence_bucket(rows) for rows in range(1, 257)} - buckets == {1}
 
 
 @given(st.integers(1, 3000), st.data())
