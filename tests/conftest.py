@@ -35,6 +35,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if only_timed and not TIMED.search(collection_path.read_text("utf-8")) else None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test whose file does not show its mark would be run by neither part of `make test`."""
+    hidden = {item.path for item in items if item.get_closest_marker("timed")}
+    if unseen := [str(path) for path in hidden if not TIMED.search(path.read_text("utf-8"))]:
+        raise pytest.UsageError(f"the mark `timed` is not written in {', '.join(unseen)}")
+
+
 def pytest_collection_finish() -> None:
     """One thread a product in this process: models here are tiny.
 

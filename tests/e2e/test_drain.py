@@ -172,7 +172,7 @@ def test_the_engine_s_death_with_64_in_flight_answers_all_and_ends_the_process(s
     assert port is not None
 
     async def scenario() -> tuple[list[WireAnswer], float]:
-        under_way = [Client(BLOCKER), *(Client([[n]]) for n in range(62)), Client([[DEADLY]])]
+        under_way = [Client([[SLOW]] * BATCH), *(Client([[n]]) for n in range(62)), Client([[DEADLY]])]
         for client in under_way:
             await client.send(port)
         answers = await asyncio.gather(*(client.answer() for client in under_way))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from gateway.tokenization.precompile import precompile
 from tests.e2e.server_process import ServerProcess
 
 # Those that are read by the same code as another have the mark `long`: each imports torch.
@@ -27,8 +28,7 @@ LOST = "encoder.layer.3.output.dense.weight"
 @pytest.fixture(scope="module", autouse=True)
 def compiled_before(minilm_folder: Path) -> None:
     """After a change of the source the first start compiles tokenisers, beside the model's load."""
-    with ServerProcess("--model", str(minilm_folder), "--port", "0") as process:
-        process.ready()
+    precompile(minilm_folder / "tokenizer.json")
 
 
 @pytest.fixture
