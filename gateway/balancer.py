@@ -24,7 +24,7 @@ from scheduler.admission import check_room, job_size
 from scheduler.errors import Draining, NoReplica, SchedulerError, StepFailed, StepOutOfMemory
 from scheduler.metrics import SchedulerMetrics
 from scheduler.options import SchedulerOptions
-from scheduler.sequence import Job, JobResult
+from scheduler.sequence import Job, JobResult, outcome
 
 log = logging.getLogger(__name__)
 
@@ -125,23 +125,13 @@ class Balancer:
         job = self._accept(sequences, token_type_ids, deadline_s, spans, token_outputs)
         timer = None if deadline_s is None else loop.call_later(deadline_s, self._expire, job)
         try:
-            result = await job.future
-        except asyncio.CancelledError:
-            self._metrics.cancelled += 1
-            raise
-        except SchedulerError as error:
-            self._metrics.count_error(error)
-            raise
+            return await outcome(job.future, self._metrics)
         finally:
             if timer is not None:
                 timer.cancel()
-            job.future.cancel()
             self._queue.drop(job)
             self._cancel(self._jobs.pop(job))
             del job  # its future keeps the error, whose traceback keeps this frame: a cycle with the name
-        self._metrics.completed += 1
-        self._metrics.queue_ms.observe(result.queue_ms)
-        return result
 
     def changed(self) -> None:
         """Replicas came, left, or are in another state than before."""

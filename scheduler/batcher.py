@@ -22,7 +22,7 @@ from scheduler.metrics import SchedulerMetrics
 from scheduler.options import SchedulerOptions
 from scheduler.pacing import Pacer
 from scheduler.queue import SequenceQueue
-from scheduler.sequence import Job, JobResult, scatter
+from scheduler.sequence import Job, JobResult, outcome, scatter
 from scheduler.sequence import Sequence as JobSequence
 
 _LOG = logging.getLogger(__name__)
@@ -136,21 +136,11 @@ class Batcher:
         """
         job = self._accept(sequences, token_type_ids, deadline_s, spans, token_outputs)
         try:
-            result = await job.future
-        except asyncio.CancelledError:
-            self._metrics.cancelled += 1
-            raise
-        except SchedulerError as error:
-            self._metrics.count_error(error)
-            raise
+            return await outcome(job.future, self._metrics)
         finally:
-            job.future.cancel()
             self._queue.drop(job)
             self._jobs.discard(job)
             del job  # its future keeps the error, whose traceback keeps this frame: a cycle with the name
-        self._metrics.completed += 1
-        self._metrics.queue_ms.observe(result.queue_ms)
-        return result
 
     def _accept(
         self,

@@ -12,6 +12,7 @@ import numpy as np
 
 from rose.batch import NO_TOKEN_OUTPUTS, BatchResult, Float32, Int8, Int32, TokenOutput
 from scheduler.errors import DeadlineExpired, SchedulerError, StepFailed
+from scheduler.metrics import SchedulerMetrics
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,6 +105,28 @@ class Job:
     def __repr__(self) -> str:
         state = "done" if self.done else f"{self.waiting_seqs} waiting, {self._delivered} delivered"
         return f"<Job of {self.num_rows}: {state}>"
+
+
+async def outcome(future: asyncio.Future[JobResult], metrics: SchedulerMetrics) -> JobResult:
+    """A job's result, once it has one. What becomes of it is counted; it ends with who waits for it.
+
+    Raises:
+        scheduler.errors.SchedulerError: the job ended so.
+    """
+    try:
+        result = await future
+    except asyncio.CancelledError:
+        metrics.cancelled += 1
+        raise
+    except SchedulerError as error:
+        metrics.count_error(error)
+        raise
+    finally:
+        future.cancel()
+        del future  # it keeps the error, whose traceback keeps this frame: a cycle with the name
+    metrics.completed += 1
+    metrics.queue_ms.observe(result.queue_ms)
+    return result
 
 
 class Sequence:
