@@ -15,6 +15,7 @@ import pytest
 
 from tests.corpus.jobs import check_complete, leftovers, markers, rejected, rows, write_texts
 from tests.corpus.processes import REAL, CorpusProcess, run
+from tests.corpus.qdrant_server import qdrant_server
 from tests.programs import ROOT
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -68,6 +69,20 @@ def test_both_nodes_embed(tmp_path: Path, address: str) -> None:
     assert (summary["rows_out"], summary["shards_of_this_run"], summary["workers"]) == (ROWS, SHARDS, 2)
     assert len(workers(tmp_path / "out")) == 2
     check_complete(tmp_path / "out", ROWS)
+
+
+def test_both_nodes_write_one_table_and_one_collection(tmp_path: Path, address: str) -> None:
+    lance = pytest.importorskip("lance")
+    with qdrant_server() as server:
+        more = ("--format", "lance", "--qdrant", server.url, "--qdrant-collection", "texts")
+        status, summary, err = run(*flags(tmp_path, address), *more, FAKE_STEP_S="0.1", limit_s=120.0)
+        assert (status, summary.get("rows_out")) == (0, ROWS), err
+        points = server.collections["texts"].points
+    assert len(workers(tmp_path / "out")) == 2
+    rows = lance.dataset(tmp_path / "out" / "vectors.lance").to_table().to_pylist()
+    assert [row["id"] for row in rows] == list(range(ROWS)) == sorted(points)
+    for row in rows:
+        assert points[row["id"]][0] == row["vector"]
 
 
 def test_an_actor_that_is_killed_costs_no_row(tmp_path: Path, address: str) -> None:
