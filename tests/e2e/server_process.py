@@ -7,10 +7,12 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -137,6 +139,15 @@ class ServerProcess:
 
     def _all_read(self) -> bool:
         return self._process.poll() is not None and not any(reader.is_alive() for reader in self._readers)
+
+
+@contextmanager
+def held_port() -> Iterator[int]:
+    """A port of loopback where nobody listens and a server may; no process that asks for any gets it."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 def run_to_end(

@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 import pytest
 
 from tests.e2e.fake_server import DIMENSIONS, SLOW, STEP_S
-from tests.e2e.server_process import FAKE, ServerProcess
+from tests.e2e.server_process import FAKE, ServerProcess, held_port
 from tests.e2e.test_drain import descendants
 from tests.fakes import fake_vector
 from tests.wire import EMBED
@@ -218,10 +217,12 @@ def test_a_killed_gateway_leaves_no_child(moment: str) -> None:
 
 
 def test_without_a_replica_nothing_is_ready_and_requests_are_told_so() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    with ServerProcess(*MODEL, "--no-engine", "--replica", url, program=FAKE) as gateway:
+    with (
+        held_port() as port,
+        ServerProcess(
+            *MODEL, "--no-engine", "--replica", f"http://127.0.0.1:{port}", program=FAKE
+        ) as gateway,
+    ):
         gateway.url = gateway.wait_for("waiting for replicas").split(", ")[-1].split()[0]
         assert gateway.get("/health")[0] == 200
         assert gateway.get("/ready")[0] == 503

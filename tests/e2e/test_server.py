@@ -8,7 +8,6 @@ import json
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ import pytest
 from openai import OpenAI
 
 from tests.e2e import oracle
-from tests.e2e.server_process import ServerProcess
+from tests.e2e.server_process import ServerProcess, held_port
 
 EMBED = "/v1/embeddings"
 TEXTS = (
@@ -257,10 +256,11 @@ sys.exit(server.main())
 
 def test_offline_with_a_folder_no_socket_but_the_listening_one_is_opened(minilm_folder: Path) -> None:
     """And from the first moment it is alive; ready only once it answers."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    flags = ("--model", str(minilm_folder), "--port", str(port))
-    with ServerProcess(*flags, program=("-c", WATCHED), env={"HF_HUB_OFFLINE": "1"}) as server:
+    flags, env = ("--model", str(minilm_folder)), {"HF_HUB_OFFLINE": "1"}
+    with (
+        held_port() as port,
+        ServerProcess(*flags, "--port", str(port), program=("-c", WATCHED), env=env) as server,
+    ):
         server.wait_for("loading")
         server.url = f"http://127.0.0.1:{port}"
         assert server.get("/health") == (200, {"status": "ok"})
