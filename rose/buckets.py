@@ -41,6 +41,14 @@ def token_buckets(max_tokens: int) -> Iterator[int]:
         yield bucket
 
 
+def row_buckets(max_rows: int) -> Iterator[int]:
+    """Every number of rows that products on a CPU see of batches of 1 to `max_rows` tokens, rising."""
+    rows = 0
+    while rows < max_rows:
+        rows = min(row_bucket(rows + 1), max_rows)
+        yield rows
+
+
 def sequence_buckets(max_seqs: int) -> Iterator[int]:
     """Every bucket that a batch of 1 to `max_seqs` sequences can fall into, rising."""
     bucket = 1

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from bisect import bisect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,9 +16,10 @@ from cuda_utils.event import CpuEvent
 from cuda_utils.lazy_tensor import LazyTensor
 from cuda_utils.stream import CpuStream
 from rose.batch import BatchResult, EngineInfo, Int32, RaggedBatch
-from rose.buckets import row_bucket
+from rose.buckets import row_bucket, row_buckets
 from rose.device_batch import DeviceBatch, Outputs
 from rose.errors import EngineDeadError
+from rose.layers.linear import compile_products
 from rose.limits import StepLimits
 from rose.step_errors import as_engine_error, marked
 
@@ -28,7 +32,9 @@ class CpuEngine:
     """Runs a model on the CPU behind the same contract as on a GPU.
 
     Batches get rows of padding, so that products see few numbers of rows: oneDNN keeps compiled code for
-    each, gigabytes with the gaps that it leaves between activations (docs/reliability.md).
+    each, gigabytes with the gaps that it leaves between activations (docs/reliability.md). Behind a step it
+    compiles for one number that no step has had yet, until there is none below the largest: so memory is
+    steady soon, not when the rarest number has come.
     """
 
     def __init__(
@@ -46,6 +52,7 @@ class CpuEngine:
         self._limits = limits
         self._launched = self._finished = self._failed = self._non_finite = 0
         self._tokens = self._padded = self._seqs = 0
+        self._new_rows = list(row_buckets(info.max_batch_tokens))
         self._stream = CpuStream("rose-cpu", lambda: torch.set_num_threads(num_threads))
 
     @property
@@ -57,16 +64,18 @@ class CpuEngine:
         """See `rose.batch.Engine`. Any number of steps may wait; they run one at a time."""
         longest = self._limits.check(batch)
         self._limits.check_ids(batch)
+        num_rows = self._rows(batch)
         step = _CpuStep(self._forward, batch, longest)
         event = CpuEvent(self._stream)
         try:
             self._stream.launch(step.run)
             event.record()
+            self._compile_for_fewer(num_rows)
         except DeviceError as error:
             raise EngineDeadError(str(error)) from error
         self._launched += 1
         self._tokens += batch.num_tokens
-        self._padded += self._rows(batch) - batch.num_tokens
+        self._padded += num_rows - batch.num_tokens
         self._seqs += batch.num_seqs
         return LazyTensor(event, step.collect)
 
@@ -90,6 +99,14 @@ class CpuEngine:
     def _rows(self, batch: RaggedBatch) -> int:
         """Tokens with padding, of which models are built to take no more than a step may have."""
         return min(row_bucket(batch.num_tokens), self._info.max_batch_tokens)
+
+    def _compile_for_fewer(self, num_rows: int) -> None:
+        """Have products compiled for the largest new number below a step's: less work than a layer of it."""
+        if num_rows in self._new_rows:
+            self._new_rows.remove(num_rows)
+        fewer = bisect(self._new_rows, num_rows)
+        if fewer:
+            self._stream.launch(partial(_compile, self._new_rows.pop(fewer - 1)))
 
     def _forward(self, batch: RaggedBatch, longest: int) -> BatchResult:
         """Run the model; on the worker's thread only."""
@@ -116,6 +133,12 @@ class CpuEngine:
         result = marked(BatchResult(vectors, int8, tokens=real))
         self._non_finite += len(result.non_finite)
         return result
+
+
+def _compile(num_rows: int) -> None:
+    # Too little memory, say: a step of that size will say so, if one comes.
+    with contextlib.suppress(RuntimeError), torch.inference_mode():
+        compile_products(num_rows)
 
 
 class _CpuStep:

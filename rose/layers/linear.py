@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import torch
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 # The row count that oneDNN picks the packed layout for. Measured on AVX-512: every count from 16 up gives the
 # same layout, right for all batches; 1 gives one that is up to 2x slower at 3 rows and more.
 _PACK_ROWS = 64
+
+_prepacked: WeakSet[Linear] = WeakSet()  # all there are, so that `compile_products` finds one of each kind
 
 
 class Linear:
@@ -28,6 +31,11 @@ class Linear:
         self.out_features, self.in_features = weight.shape
         self._bias = bias
         self._packed = _prepack(weight)
+        # What oneDNN's code depends on besides rows and what rides along, and what has ridden along.
+        self._kind = (self.in_features, self.out_features, bias is None, weight.dtype)
+        self._posts: set[str] = set()
+        if self._packed is not None:
+            _prepacked.add(self)
         self._weight = weight.t() if self._packed is None else None
 
     def __repr__(self) -> str:
@@ -55,13 +63,26 @@ class Linear:
         if self._packed is None:
             return self(x).add_(residual)
         packed, bias = self._packed, self._bias
+        self._posts.add("add")
         total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, residual, packed, bias, "add")
         return total
 
     def _fused(self, x: Tensor, post: str) -> Tensor:
+        self._posts.add(post)
         algorithm = "none" if post == "gelu" else ""
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, post, [], algorithm)
         return y
+
+
+def compile_products(num_rows: int) -> None:
+    """Have oneDNN compile, for so many rows, each kind of product that has run for any number of them."""
+    kinds = {(post, linear._kind): linear for linear in list(_prepacked) for post in linear._posts}
+    for (post, (in_features, out_features, _, dtype)), linear in kinds.items():
+        x = torch.zeros(num_rows, in_features, dtype=dtype)
+        if post == "add":
+            linear.add(x, torch.zeros(num_rows, out_features, dtype=dtype))
+        else:
+            linear._fused(x, post)
 
 
 def _prepack(weight: Tensor) -> Tensor | None:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rose.buckets import row_bucket, sequence_bucket, sequence_buckets, shapes, token_bucket, token_buckets
+from rose.buckets import (
+    row_bucket,
+    row_buckets,
+    sequence_bucket,
+    sequence_buckets,
+    shapes,
+    token_bucket,
+    token_buckets,
+)
 
 COUNTS = st.integers(1, 131_072)
 
@@ -58,6 +66,8 @@ def test_rows_on_a_cpu_fit_their_bucket_and_waste_little(a: int, b: int) -> None
 
 def test_rows_on_a_cpu_are_of_few_numbers() -> None:
     buckets = {row_bucket(rows) for rows in range(1, 16_385)}
+    assert list(row_buckets(16_384)) == sorted(buckets)
+    assert list(row_buckets(99))[-2:] == [96, 99]
     assert len(buckets) == 96
     assert sorted(buckets)[:17] == [*range(2, 33, 2), 36]
     assert sum(row_bucket(rows) for rows in range(1, 513)) <= 1.03 * sum(range(1, 513))
