@@ -1,8 +1,10 @@
 """GPU time of a model's fused kernels and of its whole forwards, inside CUDA graphs.
 
     python3 docs/benchmarks/kernels.py [--model pplx-embed|bge-m3] [--dtype fp8] [--quick] [--out DIR]
+        [--batch 16x512 ...] [--attention NAME ...]
 
-Prints tables, and writes DIR/kernels.json. --quick: forwards only. A part that fails prints its error; the
+Prints tables, and writes DIR/kernels.json. --quick: forwards only. --batch: of these batches. --attention:
+by each of these backends in turn, in place of the policy's choice. A part that fails prints its error; the
 others go on. --dtype fp8: the kernels that only its forwards launch, and how far its vectors are from fp32's:
 the least cosine of a batch, and the greatest difference of two numbers of vectors of length 1. A kernel's
 time is the mean of 28 calls in one graph on the same tensors: as in a forward, small batches find their
@@ -13,6 +15,7 @@ Takes about half a minute on an H200.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import traceback
@@ -49,7 +52,7 @@ from rose.weights import DummyWeights
 
 PRESETS = Path(__file__).resolve().parents[2] / "rose" / "presets"
 TOKENS = (16, 128, 256, 512, 1024, 4096, 51200)
-BATCHES = ((1, 16), (1, 64), (1, 128), (1, 256), (1, 512), (1, 4096), (16, 512), (32, 128), (100, 512))
+BATCHES = ("1x16", "1x64", "1x128", "1x256", "1x512", "1x4096", "16x512", "32x128", "100x512")
 CALLS = 28
 DEVICE = torch.device("cuda")
 Model = qwen3.Qwen3Model | bert.BertModel
@@ -253,17 +256,19 @@ def decoder_products(model: Any, tokens: int) -> None:
         layer.down(rows.narrow, rows.hidden, rows.partials)
 
 
-def time_batches(config: ModelConfig, dtype: str) -> Iterator[dict[str, object]]:
+def time_batches(config: ModelConfig, arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
     """A row a batch: the whole forward, without attention, and products alone; of FP8 also its error."""
+    dtype, batches = arguments.dtype, [tuple(map(int, shape.split("x"))) for shape in arguments.batch]
     build: type[Model] = qwen3.Qwen3Model if config.architecture == "qwen3" else bert.BertModel
-    longest = max(num_seqs * length for num_seqs, length in BATCHES)
+    longest = max(num_seqs * length for num_seqs, length in batches)
     plain = DummyWeights(0, "cuda")
     weights = Fp8Weights(plain, DEVICE, longest) if dtype == "fp8" else plain
     model = build(config, weights, torch.bfloat16, DEVICE, longest)
     backends = load_backends(model.attention_spec, compile_missing=False)
     print(f"attention backends: {', '.join(backends)}")
-    for num_seqs, length in BATCHES:
-        row = time_batch(model, backends, num_seqs, length)
+    for (num_seqs, length), attention in itertools.product(batches, arguments.attention or [None]):
+        at_hand = backends if attention is None else {attention: backends[attention]}
+        row = time_batch(model, at_hand, num_seqs, length)
         if dtype == "fp8":
             row |= errors(model, plain, backends[str(row["attention"])], num_seqs, length)
         print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
@@ -328,14 +333,17 @@ def main() -> None:
     parser.add_argument("--model", choices=["pplx-embed", "bge-m3"], default="pplx-embed")
     parser.add_argument("--dtype", choices=["bfloat16", "fp8"], default="bfloat16")
     parser.add_argument("--quick", action="store_true", help="forwards only")
+    parser.add_argument("--batch", action="append", help="sequences x length; repeatable")
+    parser.add_argument("--attention", action="append", help="a backend's name; repeatable")
     parser.add_argument("--out", type=Path, help="folder for kernels.json")
     arguments = parser.parse_args()
+    arguments.batch = arguments.batch or BATCHES
     config = load_config(PRESETS / arguments.model)
     result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "model": arguments.model}
     result["dtype"] = arguments.dtype
     if not arguments.quick:
         result["kernels"] = collected(time_kernels(config, arguments.dtype))
-    result["batches"] = collected(time_batches(config, arguments.dtype))
+    result["batches"] = collected(time_batches(config, arguments))
     if arguments.out is not None:
         (arguments.out / "kernels.json").write_text(json.dumps(result, indent=1))
 

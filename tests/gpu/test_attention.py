@@ -13,7 +13,7 @@ import torch
 
 from rose.attention import tune
 from rose.attention.backends import load_backends
-from rose.attention.base import AttentionSpec, ProductAttention, begin
+from rose.attention.base import AttentionSpec, Fp8Attention, ProductAttention, begin, input_dtype
 from rose.attention.policy import load_table
 from rose.attention.reference import reference_attention, relative_error
 from rose.kernels.rope import QkRope, qk_norm_rope, rope_table
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.gpu
 
-NAMES = ("fa4", "fa4-64x128-early", "flashinfer-fa3", "flashinfer-fa2", "flat", "flat-product", "sdpa")
+NAMES = (
+    *("fa4", "fa4-64x128-early", "flashinfer-fa3", "flashinfer-fa3-fp8", "flashinfer-fa2"),
+    *("flat", "flat-product", "sdpa"),
+)
 HEADS = {"hd128": (16, 8, 128), "hd128-4b": (32, 8, 128), "hd64": (16, 16, 64), "hd32": (12, 12, 32)}
 LENGTHS = {
     "1": [1],
@@ -43,6 +46,12 @@ LENGTHS = {
     "8192": [8192],
 }
 MAX_ERROR = 0.006  # bf16 products and output: 0.0022 measured
+# Weights of values in e4m3; q, k and v are what they were rounded to.
+FP8_MAX_ERROR = 0.04
+
+
+def most_error(backend: AttentionBackend) -> float:
+    return FP8_MAX_ERROR if isinstance(backend, Fp8Attention) else MAX_ERROR
 
 
 @lru_cache
@@ -50,7 +59,7 @@ def backends_of(heads: str, causal: bool) -> tuple[AttentionSpec, dict[str, Atte
     num_heads, num_kv_heads, head_dim = HEADS[heads]
     device = torch.device("cuda", 0)
     spec = AttentionSpec(
-        num_heads, num_kv_heads, head_dim, head_dim**-0.5, causal, torch.bfloat16, device
+        num_heads, num_kv_heads, head_dim, head_dim**-0.5, causal, torch.bfloat16, device, fp8=True
     )  # fmt: skip
     return spec, load_backends(spec)
 
@@ -69,13 +78,15 @@ class Buffers:
     spec: AttentionSpec
     num_tokens: int
     num_seqs: int
+    dtype: torch.dtype = torch.bfloat16
 
     def __post_init__(self) -> None:
         spec = self.spec
         heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
         generator = torch.Generator(spec.device).manual_seed(self.num_tokens)
         shape = (self.num_tokens, sum(heads) * spec.head_dim)
-        self.qkv = torch.randn(shape, dtype=spec.dtype, device=spec.device, generator=generator)
+        qkv = torch.randn(shape, dtype=spec.dtype, device=spec.device, generator=generator)
+        self.qkv = qkv.to(self.dtype)
         self.q, self.k, self.v = torch.split(self.qkv.view(-1, sum(heads), spec.head_dim), heads, dim=1)
         self.out = torch.empty(
             self.num_tokens, spec.num_heads, spec.head_dim, dtype=spec.dtype, device=spec.device
@@ -94,15 +105,18 @@ class Buffers:
     def error(self, offsets: np.ndarray[Any, np.dtype[np.int32]], out: torch.Tensor | None = None) -> float:
         """Relative error of the real rows; NaN if any of them was not written."""
         total = int(offsets[-1])
-        expected = reference_attention(self.q, self.k, self.v, offsets.tolist(), self.spec)
+        exact = (x.to(self.spec.dtype) for x in (self.q, self.k, self.v))
+        expected = reference_attention(*exact, offsets.tolist(), self.spec)
         return relative_error((self.out if out is None else out)[:total], expected[:total])
 
 
 def eager_error(spec: AttentionSpec, backend: AttentionBackend, lengths: list[int], padding: int) -> float:
-    buffers = Buffers(spec, sum(lengths) + padding, len(lengths))
+    buffers = Buffers(spec, sum(lengths) + padding, len(lengths), input_dtype(backend, spec))
     assert buffers.q.stride(0) == (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     if padding:
-        buffers.qkv[-padding:] = 1e4  # whatever an earlier batch may have left there
+        largest = min(1e4, torch.finfo(buffers.dtype).max)
+        large = torch.full_like(buffers.qkv[-padding:], largest, dtype=spec.dtype)
+        buffers.qkv[-padding:] = large.to(buffers.dtype)  # whatever an earlier batch may have left there
     offsets = buffers.offsets(lengths)
     buffers.cu_seqlens.copy_(torch.from_numpy(offsets))
     buffers.out.fill_(float("nan"))
@@ -117,32 +131,32 @@ def eager_error(spec: AttentionSpec, backend: AttentionBackend, lengths: list[in
 @pytest.mark.parametrize("name", NAMES)
 def test_every_length(name: str, heads: str, causal: bool, lengths: str) -> None:
     spec, backend = pick(name, heads, causal)
-    assert eager_error(spec, backend, LENGTHS[lengths], padding=0) < MAX_ERROR
+    assert eager_error(spec, backend, LENGTHS[lengths], padding=0) < most_error(backend)
 
 
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("name", NAMES)
 def test_padded_rows_do_not_matter(name: str, heads: str) -> None:
     spec, backend = pick(name, heads)
-    assert eager_error(spec, backend, [100, 0, 77, 300], padding=35) < MAX_ERROR
+    assert eager_error(spec, backend, [100, 0, 77, 300], padding=35) < most_error(backend)
 
 
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("name", NAMES)
 def test_short_sequences_are_the_same_alone_and_packed(name: str, heads: str) -> None:
     spec, backend = pick(name, heads)
-    packed = Buffers(spec, 512, 16)
+    packed = Buffers(spec, 512, 16, input_dtype(backend, spec))
     offsets = packed.offsets([30] * 16)
     packed.cu_seqlens.copy_(torch.from_numpy(offsets))
     backend.plan(offsets)
     packed.forward(backend, 30)
-    alone = Buffers(spec, 64, 1)
+    alone = Buffers(spec, 64, 1, input_dtype(backend, spec))
     alone.qkv[:30] = packed.qkv[210:240]
     offsets = alone.offsets([30])
     alone.cu_seqlens.copy_(torch.from_numpy(offsets))
     backend.plan(offsets)
     alone.forward(backend, 30)
-    assert relative_error(alone.out[:30], packed.out[210:240].float()) < MAX_ERROR
+    assert relative_error(alone.out[:30], packed.out[210:240].float()) < most_error(backend)
 
 
 def captured(backend: AttentionBackend, buffers: Buffers, lengths: list[int]) -> torch.cuda.CUDAGraph:
@@ -165,7 +179,7 @@ def test_one_graph_serves_any_lengths(name: str, heads: str, causal: bool) -> No
     spec, backend = pick(name, heads, causal)
     if not backend.capturable:
         pytest.skip(f"{name} is not for capture")
-    buffers = Buffers(spec, 512, 16)
+    buffers = Buffers(spec, 512, 16, input_dtype(backend, spec))
     graph = captured(backend, buffers, [17, 3])
     for lengths in ([512], [1, 511], [100, 0, 77, 300], [30] * 16, [1], [32] * 16, [0, 500], [512]):
         offsets = buffers.offsets(lengths)
@@ -173,7 +187,7 @@ def test_one_graph_serves_any_lengths(name: str, heads: str, causal: bool) -> No
         buffers.out.fill_(float("nan"))
         backend.plan(offsets)
         graph.replay()
-        assert buffers.error(offsets) < MAX_ERROR, lengths
+        assert buffers.error(offsets) < most_error(backend), lengths
 
 
 @pytest.mark.parametrize("heads", ["hd128", "hd64"])
@@ -183,7 +197,8 @@ def test_two_configurations_share_a_backend(name: str, heads: str) -> None:
     spec, backend = pick(name, heads)
     if not backend.capturable:
         pytest.skip(f"{name} is not for capture")
-    small, large = Buffers(spec, 128, 4), Buffers(spec, 2048, 64)
+    dtype = input_dtype(backend, spec)
+    small, large = Buffers(spec, 128, 4, dtype), Buffers(spec, 2048, 64, dtype)
     graphs = [captured(backend, small, [9]), captured(backend, large, [2000])]
     for lengths in ([[128], [32] * 64], [[1, 2, 3], [2048]], [[64, 64], [1, 2000, 40]]):
         for buffers, graph, mine in zip((small, large), graphs, lengths, strict=True):
@@ -192,7 +207,7 @@ def test_two_configurations_share_a_backend(name: str, heads: str) -> None:
             buffers.out.fill_(float("nan"))
             backend.plan(offsets)
             graph.replay()
-            assert buffers.error(offsets) < MAX_ERROR, mine
+            assert buffers.error(offsets) < most_error(backend), mine
 
 
 @pytest.mark.parametrize("heads", ["hd128", "hd64"])
@@ -202,7 +217,7 @@ def test_two_batches_in_flight_do_not_mix(name: str, heads: str) -> None:
     spec, backend = pick(name, heads)
     if not backend.capturable:
         pytest.skip(f"{name} is not for capture")
-    buffers = Buffers(spec, 512, 8)
+    buffers = Buffers(spec, 512, 8, input_dtype(backend, spec))
     graph = captured(backend, buffers, [512])
     staged = [torch.empty(9, dtype=torch.int32, pin_memory=True) for _ in range(2)]
     for pair in ([[512], [1] * 8], [[100, 0, 77], [511, 1]], [[64] * 8, [3, 400, 20]]):
@@ -219,14 +234,14 @@ def test_two_batches_in_flight_do_not_mix(name: str, heads: str) -> None:
             planned.append(offsets)
         torch.cuda.synchronize()
         for offsets, result in zip(planned, results, strict=True):
-            assert buffers.error(offsets, result) < MAX_ERROR, pair
+            assert buffers.error(offsets, result) < most_error(backend), pair
 
 
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("name", ["fa4", "fa4-64x128-early", "flashinfer-fa3", "flashinfer-fa2", "flat"])
+@pytest.mark.parametrize("name", NAMES[:6])
 def test_a_forward_allocates_nothing(name: str, heads: str) -> None:
     spec, backend = pick(name, heads)
-    buffers = Buffers(spec, 1024, 512)
+    buffers = Buffers(spec, 1024, 512, input_dtype(backend, spec))
     offsets = buffers.offsets([2] * 512)
     buffers.cu_seqlens.copy_(torch.from_numpy(offsets))
     backend.plan(offsets)
@@ -277,7 +292,39 @@ def test_attention_straight_from_the_product(
         qk_norm_rope(product, positions, rope, buffers.qkv)
         buffers.out.fill_(float("nan"))
         backend.forward_product(padded, rope, buffers.out, buffers.cu_seqlens)
-        assert buffers.error(offsets) < MAX_ERROR, lengths
+        assert buffers.error(offsets) < most_error(backend), lengths
+
+
+@pytest.mark.parametrize("lengths", ["512", "1+511", "with empty", "300 tiny", "mixed", "4096"])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("heads", ["hd128", "hd128-4b"])
+def test_attention_in_fp8_of_a_product(heads: str, causal: bool, lengths: str) -> None:
+    """Norm, rotation, rounding to e4m3 and attention, to fp32; heads differ in size by a thousand."""
+    spec, backend = pick("flashinfer-fa3-fp8", heads, causal)
+    assert isinstance(backend, Fp8Attention)
+    counts, dim = (spec.num_heads, spec.num_kv_heads), spec.head_dim
+    weight = 1 + 0.2 * torch.randn(2, dim, device=spec.device)
+    rope = QkRope(*counts, dim, 1e-6, weight.bfloat16(), rope_table(dim, 1e6, 4096, spec.device))
+    num_tokens = sum(LENGTHS[lengths])
+    buffers = Buffers(spec, num_tokens, len(LENGTHS[lengths]))
+    sizes = torch.logspace(-1.5, 1.5, counts[1], device=spec.device)
+    buffers.v.mul_(sizes[:, None].bfloat16())
+    places = torch.cat([torch.arange(length) for length in LENGTHS[lengths]]).int().to(spec.device)
+    bounds = [dim**0.5 * float(x) * torch.ones(n) for x, n in zip(weight.abs().amax(1), counts, strict=True)]
+    scales = torch.cat([torch.cat(bounds).to(spec.device), 32 * sizes]) / 448
+    packed = torch.empty_like(buffers.qkv, dtype=torch.float8_e4m3fn)
+    qk_norm_rope(buffers.qkv, places, rope, packed, scales)
+    offsets = buffers.offsets(LENGTHS[lengths])
+    buffers.cu_seqlens.copy_(torch.from_numpy(offsets))
+    begin(backend, buffers.cu_seqlens, num_tokens)
+    buffers.out.fill_(float("nan"))
+    backend.forward_fp8(packed.view(num_tokens, -1, dim), scales, buffers.out, buffers.cu_seqlens)
+    qk_norm_rope(buffers.qkv, places, rope, buffers.qkv)
+    exact = reference_attention(buffers.q, buffers.k, buffers.v, offsets.tolist(), spec)
+    repeated = sizes.repeat_interleave(counts[0] // counts[1])[:, None]
+    error = relative_error(buffers.out / repeated, exact / repeated)
+    print(f"{heads} {'causal' if causal else 'full'} {lengths}: relative error {error:.4f}")
+    assert error < 0.06
 
 
 def test_the_tuner_writes_a_table_that_the_policy_reads(tmp_path: Path) -> None:

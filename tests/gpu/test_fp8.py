@@ -158,12 +158,17 @@ def _sequences(config: ModelConfig, lengths: list[int]) -> list[np.ndarray]:
     return [rng.integers(2, config.vocab_size, length, np.int32) for length in lengths]
 
 
-def _batch(model: Model, sequences: list[np.ndarray], padded_to: int) -> DeviceBatch:
-    """Padded, and with one empty sequence."""
+def _batch(
+    model: Model, sequences: list[np.ndarray], padded_to: int, attention: str | None = None
+) -> DeviceBatch:
+    """Padded, and with one empty sequence. attention: a backend's name; None: the first at hand."""
     offsets = np.cumsum([0, *map(len, sequences), 0], dtype=np.int32)
     ids = torch.zeros(padded_to, dtype=torch.int32)
     ids[: offsets[-1]] = torch.from_numpy(np.concatenate(sequences))
-    backend = next(iter(load_backends(model.attention_spec, compile_missing=False).values()))
+    backends = load_backends(model.attention_spec, compile_missing=False)
+    if attention is not None and attention not in backends:
+        pytest.skip(f"{attention} is not available")
+    backend = backends[attention or next(iter(backends))]
     backend.plan(offsets)
     cu_seqlens = torch.from_numpy(offsets).to(CUDA)
     begin(backend, cu_seqlens, padded_to)
@@ -192,11 +197,60 @@ def test_models_are_near_fp32(alias: str) -> None:
         assert cosines.min() > 0.98
 
 
-@pytest.mark.parametrize("alias", ["pplx-embed", "bge-m3"])
-def test_a_forward_can_be_captured(alias: str) -> None:
+@pytest.mark.parametrize("alias", ["pplx-embed", "qwen3-embedding"])
+def test_models_with_attention_in_fp8_are_near_fp32(alias: str) -> None:
+    """And about as near as with attention in bf16; a sequence alone is what it is among others."""
+    model, weights = _load(alias)
+    sequences = _sequences(model.config, [512, *LENGTHS])
+    expected = reference_vectors(model.config, weights, sequences, device=CUDA.type).double()
+    found = {}
+    for attention in ("flashinfer-fa3-fp8", None):
+        outputs = _outputs(model, len(sequences) + 1)
+        with torch.inference_mode():
+            model.forward(_batch(model, sequences, 1024, attention), outputs)
+        found[attention] = outputs.vectors[:-1].cpu().double()
+        cosines = torch.nn.functional.cosine_similarity(found[attention], expected)
+        print(f"{alias}, attention {attention or 'in bf16'}: cosine to fp32 at least {cosines.min():.6f}")
+        assert cosines.min() > 0.97
+    for row, sequence in enumerate(sequences):
+        outputs = _outputs(model, 2)
+        with torch.inference_mode():
+            model.forward(_batch(model, [sequence], 512, "flashinfer-fa3-fp8"), outputs)
+        alone = outputs.vectors[:1].cpu().double()
+        assert torch.nn.functional.cosine_similarity(alone, found["flashinfer-fa3-fp8"][row : row + 1]) > 0.99
+
+
+@pytest.mark.parametrize("attention", [None, "flashinfer-fa3-fp8"])
+def test_one_graph_serves_batches_of_any_lengths(attention: str | None) -> None:
+    model, _ = _load("pplx-embed", num_layers=3)
+    graph, held = torch.cuda.CUDAGraph(), _outputs(model, len(LENGTHS) + 1)
+    batch = _batch(model, _sequences(model.config, LENGTHS), 512, attention)
+    with torch.inference_mode():
+        model.forward(batch, held)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            begin(batch.attention, batch.cu_seqlens, 512)
+            model.forward(batch, held)
+    for lengths in ([512, 0, 0, 0, 0], [1, 100, 3, 300, 50], [7, 0, 9, 0, 1]):
+        other = _batch(model, _sequences(model.config, lengths), 512, attention)
+        batch.input_ids.copy_(other.input_ids)
+        batch.cu_seqlens.copy_(other.cu_seqlens)
+        graph.replay()
+        eager = _outputs(model, len(LENGTHS) + 1)
+        with torch.inference_mode():
+            model.forward(other, eager)
+        real = torch.tensor([length > 0 for length in lengths] + [False])
+        cosines = torch.nn.functional.cosine_similarity(held.vectors[real], eager.vectors[real])
+        assert cosines.min() > 0.999, lengths
+
+
+@pytest.mark.parametrize(
+    ("alias", "attention"), [("pplx-embed", None), ("pplx-embed", "flashinfer-fa3-fp8"), ("bge-m3", None)]
+)
+def test_a_forward_can_be_captured(alias: str, attention: str | None) -> None:
     model, _ = _load(alias, num_layers=3)
     sequences = _sequences(model.config, LENGTHS)
-    batch = _batch(model, sequences, 512)
+    batch = _batch(model, sequences, 512, attention)
     eager, captured = (_outputs(model, len(sequences) + 1) for _ in range(2))
     graph = torch.cuda.CUDAGraph()
     with torch.inference_mode():
