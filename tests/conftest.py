@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from rose.errors import ModelLoadError
 from rose.model_source import resolve
@@ -21,6 +22,10 @@ if not Path("/dev/nvidiactl").exists():
 # Tests of clients run in environments that hold clients and not the server: `make test-clients`; those of the
 # page want browsers: `make test-browser`.
 collect_ignore = ["browser", "clients"]
+
+# Others may have the cores for the 200 ms that hypothesis gives an example.
+settings.register_profile("shared cores", deadline=None)
+settings.load_profile("shared cores")
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMED = re.compile(r"\bmark\.timed\b|@best_of\(")

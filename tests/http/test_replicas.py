@@ -152,21 +152,28 @@ async def test_a_key_is_sent_where_one_is_wanted(key: str | None) -> None:
         await fleeting.work()
 
 
+def put(file: Path, text: str) -> None:
+    """Replace it whole: what is written in place is empty for a moment, and so is the list then."""
+    new = file.with_suffix(".new")
+    new.write_text(text)
+    new.replace(file)
+
+
 async def test_the_file_is_followed(tmp_path: Path) -> None:
     file = tmp_path / "replicas"
     async with serving() as one, serving() as two:
         file.write_bytes(f"\ufeff# ours\r\n{one.url}\r\n\n".encode())
         async with fleet(file=file) as fleeting:
             await fleeting.work(4)
-            file.write_text(f"{one.url}\n{two.url}/\n")
+            put(file, f"{one.url}\n{two.url}/\n")
             await settled(fleeting, "ready", "ready")
-            file.write_text(two.url)
+            put(file, two.url)
             await until(lambda: [r.name for r in fleeting.fleet.replicas] == [two.url])
             one.engine.batches.clear()
             await fleeting.work()
             assert not one.engine.batches
             for broken in ("http://", "not a url"):
-                file.write_text(broken)
+                put(file, broken)
                 await asyncio.sleep(0.1)
                 assert [r.name for r in fleeting.fleet.replicas] == [two.url]
             file.unlink()
