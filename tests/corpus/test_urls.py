@@ -20,6 +20,7 @@ from pyarrow import parquet as pq
 
 from gateway.corpus import lock
 from gateway.corpus.errors import CorpusError, OutputError, RefusedError
+from gateway.corpus.locations import shown, split_pattern
 from gateway.corpus.lock import Holder, Lock
 from gateway.corpus.store import Store
 from tests.corpus.jobs import check_complete, embed, expected, leftovers, markers, write_texts
@@ -75,6 +76,23 @@ def test_a_pattern_in_a_store(bucket: str) -> None:
     for name in ("a-1", "a-2", "b-1"):
         put(f"{bucket}/in/{name}.parquet", table_bytes({"text": [name]}))
     assert embed(f"{bucket}/in/a-*.parquet", f"{bucket}/out")[0].rows_out == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "base", "pattern", "seen"),
+    [
+        ("s3://b/in?region=x", "s3://b/in?region=x", None, "s3://b/in"),
+        ("s3://b/a/*.parquet?a=http://h:1", "s3://b/a?a=http://h:1", "*.parquet", "s3://b/a/*.parquet"),
+        ("s3://b/part-?.parquet", "s3://b", "part-?.parquet", "s3://b/part-?.parquet"),
+        ("s3://k:p%2F@b/in", "s3://k:p%2F@b/in", None, "s3://k:***@b/in"),
+        ("/data/a?b=c/x", "/data", "a?b=c/x", "/data/a?b=c/x"),
+    ],
+)
+def test_a_url_has_a_pattern_or_something_for_its_filesystem(
+    url: str, base: str, pattern: str | None, seen: str
+) -> None:
+    assert split_pattern(url) == (base, pattern)
+    assert shown(url) == seen
 
 
 def test_file_urls_are_plain_files(tmp_path: Path) -> None:
