@@ -82,7 +82,6 @@ def test_the_beginning_is_not_read_where_the_end_is_kept(form: str, text: str) -
     assert 512 <= len(row) < 10_000
 
 
-@pytest.mark.timed
 @pytest.mark.parametrize("kind", ["dots", "letters", "digits", "kanji"])
 def test_a_cut_word_of_bpe_is_not_read_to_its_end(kind: str) -> None:
     tokenizer, text = both("gpt-2")[0], KINDS[kind]
@@ -97,7 +96,6 @@ def test_they_have_the_library_s_ids(form: str) -> None:
         assert_same(*both(form), [text[: MILLION // 5]])
 
 
-@pytest.mark.timed
 @pytest.mark.parametrize("form", ONE_EACH)
 async def test_the_loop_turns_beside_twenty_of_them(form: str) -> None:
     """A turn may come late by what holding the GIL costs, and by what else runs: best of three."""
