@@ -213,6 +213,28 @@ def fp8_swiglu_epilogue() -> Any:
     return fused_fp8_swiglu
 
 
+def fp8_swiglu_fp8_epilogue() -> Any:
+    """The same over the square of the row's scale, in e4m3."""
+    from quack.activation import sigmoid
+    from quack.epilogue.frontend import gemm_epilogue
+    from quack.epilogue.math import unpack
+    from quack.epilogue.ops import ColVecLoad, RowVecLoad
+
+    from rose.aot.narrow_store import NarrowStore
+
+    scales = {"scale": ColVecLoad("scale"), "columns": RowVecLoad("columns")}
+    out = NarrowStore("out")  # type: ignore[no-untyped-call]
+
+    @gemm_epilogue(outputs=(out,), ops=scales, mode="acc_pair")
+    def fused_fp8_swiglu_fp8(acc, scale, columns):
+        unscaled = acc * columns
+        gate, up = unpack(unscaled)
+        scaled, _ = unpack(unscaled * scale)
+        return {"out": gate * sigmoid(scaled) * up}
+
+    return fused_fp8_swiglu_fp8
+
+
 # QuACK's epilogue objects; it is imported by what makes them.
 EPILOGUE_MAKERS: Mapping[Epilogue, Callable[[], Any]] = {
     "plain": plain_epilogue,
@@ -227,6 +249,7 @@ EPILOGUE_MAKERS: Mapping[Epilogue, Callable[[], Any]] = {
     "rms-rope": partial(rope_epilogue, kernel="rms-rope"),
     "fp8": fp8_epilogue,
     "fp8-swiglu": fp8_swiglu_epilogue,
+    "fp8-swiglu-fp8": fp8_swiglu_fp8_epilogue,
 }
 
 
@@ -297,7 +320,9 @@ def operands_of(kernel: ProductKernel) -> TracedOperands:
         if kernel.epilogue == "fp8":
             return TracedOperands(out, None, scales, options)
         halves = {"concat_layout": ("B",)}
-        return TracedOperands(None, None, {"out": empty(_ROWS, _WIDTH)} | scales, options | halves)
+        kind = torch.float8_e4m3fn if kernel.epilogue == "fp8-swiglu-fp8" else torch.bfloat16
+        outputs = {"out": empty(_ROWS, _WIDTH, dtype=kind)}
+        return TracedOperands(None, None, outputs | scales, options | halves)
     if kernel.epilogue.endswith("swiglu"):
         operands = {"out": empty(_ROWS, _WIDTH)} | ({} if kernel.epilogue == "swiglu" else {"scale": scale})
         return TracedOperands(None, None, operands, {"concat_layout": ("B",)})

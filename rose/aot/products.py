@@ -24,9 +24,11 @@ from typing import Literal, cast, get_args
 #                in the kernel from the sums that residual stored.
 # fp8:           scale[m] * scale[n] times the product of x and w in e4m3, stored as bf16.
 # fp8-swiglu:    swiglu of that.
+# fp8-swiglu-fp8: gate * up * sigmoid(scale[m] * gate), where gate and up are columns of scale[n] times the
+#                product, stored as e4m3: scale[m]⁻² times swiglu, which rose.layers.fp8_linear makes fit.
 Epilogue = Literal[
     "plain", "bias", "swiglu", "scaled-swiglu", "rms-swiglu", "gelu", "residual", "rope", "unscaled-rope",
-    "rms-rope", "fp8", "fp8-swiglu",
+    "rms-rope", "fp8", "fp8-swiglu", "fp8-swiglu-fp8",
 ]  # fmt: skip
 EPILOGUES: tuple[Epilogue, ...] = get_args(Epilogue)
 

@@ -66,6 +66,34 @@ def add_rms_norm_fp8(x: Tensor, residual: Tensor, norm: RmsNorm, out: Fp8Rows) -
     return quantized(rms_normalized(total, norm), out)
 
 
+def add_rms_norm_by_length(
+    x: Tensor, residual: Tensor, norm: RmsNorm, out: Fp8Rows, square: ScaledSquare
+) -> None:
+    """As add_rms_norm_fp8, but a row's scale is its length over 448, not its largest magnitude.
+
+    So the product of its numbers with a column is 448 times the length of that at most, but for rounding.
+    square: where a multiple of scale² goes.
+    """
+    if dispatch.uses_triton(x):
+        from rose.kernels.jit import fp8 as jit
+
+        jit.add_rms_norm_by_length(x, residual, norm, out, square)
+        return
+    total = added(x, residual)
+    residual.copy_(total)
+    normed = rms_normalized(total, norm)
+    scaled(normed, torch.linalg.vector_norm(normed, dim=1, keepdim=True), out)
+    square.values.copy_(out.scale.square() * square.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledSquare:
+    """values f32[T, 1] = factor * scale² of each row."""
+
+    values: Tensor
+    factor: float
+
+
 @dataclass(frozen=True, slots=True)
 class NormedRows:
     """What LayerNorm gives: the residual stream [T, H], and the same rows for the next product."""
@@ -109,7 +137,12 @@ def bias_gelu_fp8(x: Tensor, bias: Tensor, out: Fp8Rows) -> Fp8Rows:
 
 def quantized(x: Tensor, out: Fp8Rows) -> Fp8Rows:
     """f32[T, K] to `out`, which is returned: the plain version, which allocates."""
-    largest = x.abs().amax(1, keepdim=True).clamp(min=TINY)
+    return scaled(x, x.abs().amax(1, keepdim=True), out)
+
+
+def scaled(x: Tensor, largest: Tensor, out: Fp8Rows) -> Fp8Rows:
+    """The same, where numbers of a row are as large as `largest` f32[T, 1] at most."""
+    largest = largest.clamp(min=TINY)
     out.scale.copy_(largest / E4M3_MAX)
     out.values.copy_((x * (E4M3_MAX / largest)).to(E4M3))
     return out

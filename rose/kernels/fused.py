@@ -111,6 +111,10 @@ class FusedGemm:
         """As swiglu of that product. columns: f32[N], the scales of gate's and up's rows in turns."""
         self._run(x.values, weight, None, None, x.scale.view(-1), columns, _half(weight, out))
 
+    def fp8_swiglu_fp8(self, x: Fp8Rows, weight: Tensor, columns: Tensor, out: Tensor) -> None:
+        """out e4m3[M, N / 2] = as fp8_swiglu, over the square of the row's scale."""
+        self._run(x.values, weight, None, None, x.scale.view(-1), columns, _half(weight, out))
+
     def gelu(self, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
         """out [M, N] = gelu(x weightᵀ + bias [N]), the exact form."""
         self._run(x, weight, out, None, bias)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rose.attention.base import Fp8Attention
-from rose.kernels.fp8 import add_rms_norm_fp8, quantize_rows
+from rose.kernels.fp8 import ScaledSquare, add_rms_norm_by_length, add_rms_norm_fp8, quantize_rows
 from rose.kernels.rope import qk_norm_rope
 from rose.layers.decoder import DecoderReader, ProductNames, attend, pick
 from rose.layers.fp8_heads import head_scales
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Fp8DecoderLayer:
     """DecoderLayer with FP8 products. On a GPU one kernel more than there quantises the attention's result.
 
-    scratch: where each product's input lies, and q, k and v for attention in FP8, shared by all layers.
+    scratch: where products' inputs lie, and q, k and v for attention in FP8, shared by all layers.
     head_scales: f32[Hq + 2 Hk] of those; None: attention is never in FP8.
     """
 
@@ -70,9 +70,18 @@ class Fp8DecoderLayer:
     def mix(self, rows: DecoderBuffers) -> Tensor:
         """See DecoderLayer.mix."""
         mixed = self.output(self._quantized(rows.context), rows.hidden)
-        normed, gated = self._normed(mixed, self.mlp_norm, rows), self.scratch.rows(*rows.narrow.shape)
-        self.gate_up(normed, rows.wide, rows.narrow, gated)
-        return self.down(gated, rows.hidden)
+        return self.down(self._gated(mixed, rows), rows.hidden)
+
+    def _gated(self, mixed: Tensor, rows: DecoderBuffers) -> Fp8Rows:
+        """SwiGLU of the residual stream's norm, to which `mixed` is added first."""
+        gate_up, fused = self.gate_up, self.gate_up.storing_fp8(len(mixed))
+        if fused is None:
+            normed = self._normed(mixed, self.mlp_norm, rows)
+            return gate_up(normed, rows.wide, rows.narrow, self.scratch.rows(*rows.narrow.shape))
+        normed, out = self.scratch.rows(*mixed.shape), self.scratch.beside(rows.narrow)
+        square = ScaledSquare(out.scale, gate_up.factor)
+        add_rms_norm_by_length(mixed, rows.residual, self.mlp_norm, normed, square)
+        return gate_up.direct(normed, fused, out)
 
     def _quantized(self, x: Tensor) -> Fp8Rows:
         return quantize_rows(x, self.scratch.rows(*x.shape))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rose.kernels.fp8 import E4M3_MAX, TINY
+from rose.layers.fp8_linear import ROUNDING
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
     from rose.kernels.fp8 import Fp8Rows
     from rose.kernels.norm import RmsNorm
     from rose.kernels.rope import QkRope
-
-# The rows that the product reads were rounded to e4m3: each number may have grown by a sixteenth, and the
-# product by a bit of bf16.
-_ROUNDING = (1 + 2.0**-4) * (1 + 2.0**-8)
 
 
 def head_scales(norm: RmsNorm, qkv: Fp8Rows, rope: QkRope) -> Tensor | None:
@@ -50,7 +47,7 @@ def _value_bounds(norm: RmsNorm, qkv: Fp8Rows, rope: QkRope) -> Tensor:
     """f32[Hk]: a normed row has length √H at most before the norm's weight. Source: Cauchy and Schwarz."""
     rows = qkv.float()[rope.rotated_heads * rope.head_dim :]
     lengths = torch.linalg.vector_norm(rows * norm.weight.float(), dim=1) * math.sqrt(rows.shape[1])
-    bounds = lengths * _ROUNDING
+    bounds = lengths * ROUNDING
     if rope.bias is not None:
         bounds = bounds + rope.bias[-len(rows) :].float().abs()
     heads: Tensor = bounds.view(rope.num_kv_heads, -1)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rose.kernels.fp8 import E4M3, Fp8Rows, quantize_rows, silu_mul_fp8
-from rose.kernels.fused import FusedLookup, fused_gemm
+from rose.kernels.fp8 import E4M3, E4M3_MAX, TINY, Fp8Rows, quantize_rows, silu_mul_fp8
+from rose.kernels.fused import FusedGemm, FusedLookup, fused_gemm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 CAPABILITY = (8, 9)
 # Widths of weights must be whole numbers of 16 bytes.
 MULTIPLE = 16
+# How much larger a product of rounded rows may be: each number by a sixteenth, and the product by bf16's bit.
+ROUNDING = (1 + 2.0**-4) * (1 + 2.0**-8)
 # CUTLASS's kernel reads the scales of whole tiles. Source: pytorch/pytorch#133334.
 _TILE_ROWS = 256
 
@@ -66,6 +68,21 @@ class Fp8Gated:
         self.linear = linear
         self._columns = linear.weight.scale.view(2, -1).t().flatten()
         self._lookup = lookup
+        self.factor = _largest_product(linear.weight) / E4M3_MAX
+        pairs = self._columns.view(-1, 2)
+        self._direct_columns = (pairs / pairs.new_tensor([1.0, self.factor])).flatten()
+
+    def storing_fp8(self, num_tokens: int) -> FusedGemm | None:
+        """The kernel that `direct` needs, where it was measured to be faster."""
+        return self._lookup("fp8-swiglu-fp8", num_tokens, *self.linear.weight.values.shape)
+
+    def direct(self, x: Fp8Rows, fused: FusedGemm, out: Fp8Rows) -> Fp8Rows:
+        """As a call, with nothing in between: of x whose scales are the rows' lengths over 448.
+
+        out: apart from x; its scales are `factor` times the square of those already. It is returned.
+        """
+        fused.fp8_swiglu_fp8(x, self.linear.weight.values, self._direct_columns, out.values)
+        return out
 
     def __call__(self, x: Fp8Rows, wide: Tensor, narrow: Tensor, out: Fp8Rows) -> Fp8Rows:
         """Of x [T, K], in `out` [T, I], which is returned and may lie where x does.
@@ -78,6 +95,15 @@ class Fp8Gated:
             return silu_mul_fp8(self.linear(x, wide), out)
         fused.fp8_swiglu(x, weight, self._columns, narrow)
         return quantize_rows(narrow, out)
+
+
+def _largest_product(weight: Fp8Rows) -> float:
+    """The most that gate · up can be for rows of length 448 that were then rounded. weight: gate over up.
+
+    Source: Cauchy and Schwarz.
+    """
+    lengths = torch.linalg.vector_norm(weight.float(), dim=1).view(2, -1).prod(0)
+    return max(float(lengths.amax()) * (E4M3_MAX * ROUNDING) ** 2, TINY)
 
 
 class Fp8Scratch:
@@ -100,9 +126,16 @@ class Fp8Scratch:
         """
         if num_tokens > self._max_tokens:
             raise ValueError(f"batch has {num_tokens} tokens; the scratch holds {self._max_tokens}")
-        values, scale = self._memory or self._allocate(num_tokens, width)
-        return Fp8Rows(values[: num_tokens * width].view(num_tokens, width), scale[:num_tokens])
+        values, scales = self._memory or self._allocate(num_tokens, width)
+        return Fp8Rows(values[: num_tokens * width].view(num_tokens, width), scales[0, :num_tokens])
+
+    def beside(self, memory: Tensor) -> Fp8Rows:
+        """Rows of as many numbers as those of `memory` [T, W], in its place; their scales are apart, too."""
+        rows, width = memory.shape
+        values = memory.view(-1).view(E4M3)[: rows * width].view(rows, width)
+        _, scales = self._memory or self._allocate(rows, 0)
+        return Fp8Rows(values, scales[1, :rows])
 
     def _allocate(self, num_tokens: int, width: int) -> tuple[Tensor, Tensor]:
         values = torch.zeros(num_tokens * width, device=self._device, dtype=E4M3)
-        return values, torch.zeros(num_tokens + _TILE_ROWS, 1, device=self._device)
+        return values, torch.zeros(2, num_tokens + _TILE_ROWS, 1, device=self._device)

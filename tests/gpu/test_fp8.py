@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rose.aot.products import ProductKernel
 from rose.attention.backends import load_backends
 from rose.attention.base import begin
 from rose.batch import RaggedBatch
@@ -18,9 +19,11 @@ from rose.config import ModelConfig, load_config
 from rose.device_batch import DeviceBatch, Outputs
 from rose.engine import EngineOptions, load_engine
 from rose.kernels import dispatch, fp8
-from rose.kernels.fp8 import Fp8Rows, NormedRows
+from rose.kernels.fp8 import Fp8Rows, NormedRows, ScaledSquare
+from rose.kernels.fused import load
 from rose.kernels.norm import LayerNorm, RmsNorm
-from rose.layers.fp8_linear import CAPABILITY, Fp8Linear, Fp8Scratch
+from rose.kernels.rope import QkRope, qk_norm_rope, rope_table
+from rose.layers.fp8_linear import CAPABILITY, Fp8Gated, Fp8Linear, Fp8Scratch
 from rose.layers.fp8_weights import Fp8Weights
 from rose.models import bert, qwen3
 from rose.models.registry import Model, build_model
@@ -61,6 +64,13 @@ def _rms(tokens: int, width: int, out: Fp8Rows) -> list[Tensor]:
     return [residual]
 
 
+def _rms_by_length(tokens: int, width: int, out: Fp8Rows) -> list[Tensor]:
+    residual, square = _random(tokens, width), ScaledSquare(torch.zeros(tokens, 1, device=CUDA), 3.0)
+    norm = RmsNorm(_random(width), 1e-6)
+    fp8.add_rms_norm_by_length(_random(tokens, width), residual, norm, out, square)
+    return [residual, square.values]
+
+
 def _layer_norm(tokens: int, width: int, out: Fp8Rows) -> list[Tensor]:
     rows = torch.full((tokens, width), float("nan"), device=CUDA).bfloat16()
     x, residual, bias = _random(tokens, width), _random(tokens, width), _random(width)
@@ -83,6 +93,7 @@ def _gelu(tokens: int, width: int, out: Fp8Rows) -> list[Tensor]:
     ("run", "width"),
     [
         (_quantize, 1024), (_quantize, 4096), (_quantize, 384), (_rms, 1024), (_rms, 2560),
+        (_rms_by_length, 1024), (_rms_by_length, 2560),
         (_layer_norm, 1024), (_layer_norm, 384), (_silu, 3072), (_gelu, 4096), (_gelu, 1536),
     ],
 )  # fmt: skip
@@ -106,6 +117,23 @@ def test_kernels(
     a, b = actual.values.float(), expected.values.float()
     torch.testing.assert_close(a, b, rtol=2.0**-3, atol=2.0**-8)
     assert (a != b).float().mean() <= 0.01
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_heads(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a product, normed, rotated and rounded; some scales are too small, so that numbers do not fit."""
+    product, weight, table = _random(tokens, 32 * 128), _random(2, 128), rope_table(128, 1e6, 512, CUDA)
+    positions = torch.randint(0, 512, (tokens,), device=CUDA).int()
+    scales = torch.logspace(-3, 0, 32, device=CUDA)
+    rope, found = QkRope(16, 8, 128, 1e-6, weight, table), []
+    for triton in (True, False):
+        monkeypatch.setattr(dispatch, "uses_triton", lambda x, triton=triton: triton)
+        out = torch.full_like(product, float("nan")).to(torch.float8_e4m3fn)
+        qk_norm_rope(product, positions, rope, out, scales)
+        found.append(out.float())
+    assert found[0].abs().amax() == 448
+    torch.testing.assert_close(*found, rtol=2.0**-3, atol=2.0**-8)
+    assert (found[0] != found[1]).float().mean() <= 0.01
 
 
 def test_wide_silu() -> None:
@@ -218,6 +246,25 @@ def test_models_with_attention_in_fp8_are_near_fp32(alias: str) -> None:
             model.forward(_batch(model, [sequence], 512, "flashinfer-fa3-fp8"), outputs)
         alone = outputs.vectors[:1].cpu().double()
         assert torch.nn.functional.cosine_similarity(alone, found["flashinfer-fa3-fp8"][row : row + 1]) > 0.99
+
+
+def test_swiglu_stored_in_fp8_is_as_near_to_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = load(ProductKernel.parse("gemm-fp8-swiglu-fp8-128x192x128-pingpong-2x1"))
+    if kernel is None:
+        pytest.skip("not built")
+    model, weights = _load("pplx-embed")
+    sequences = _sequences(model.config, LENGTHS)
+    expected = reference_vectors(model.config, weights, sequences, device=CUDA.type).double()
+    cosines = []
+    for fused in (None, kernel):
+        monkeypatch.setattr(Fp8Gated, "storing_fp8", lambda self, num_tokens, fused=fused: fused)
+        outputs = _outputs(model, len(sequences) + 1)
+        with torch.inference_mode():
+            model.forward(_batch(model, sequences, 512), outputs)
+        vectors = outputs.vectors[:-1].cpu().double()
+        cosines.append(torch.nn.functional.cosine_similarity(vectors, expected).min())
+    print(f"SwiGLU by way of bf16: cosine to fp32 at least {cosines[0]:.6f}, stored in FP8: {cosines[1]:.6f}")
+    assert cosines[1] > 0.98
 
 
 @pytest.mark.parametrize("attention", [None, "flashinfer-fa3-fp8"])

@@ -64,6 +64,10 @@ def outputs_of(gemm: FusedGemm, x: Tensor, seed: int) -> list[Tensor]:
         rows = replace(rows, scale=scale[:, None])
         weight = random(2 * INNER, HIDDEN, std=10.0).clamp(-448, 448).to(E4M3)
         columns = (torch.rand(2 * INNER, device="cuda") + 0.5) / 1e5
+        if name == "fp8-swiglu-fp8":
+            out = poisoned(m + PADDING, INNER).to(E4M3)
+            gemm.fp8_swiglu_fp8(rows, weight, 5 * columns, out[:m])  # numbers of 4 or so
+            return [out]
         out = poisoned(m + PADDING, INNER if name == "fp8-swiglu" else 2 * INNER)
         (gemm.fp8_swiglu if name == "fp8-swiglu" else gemm.fp8)(rows, weight, columns, out[:m])
         return [out]
@@ -118,10 +122,12 @@ def all_built() -> list[ProductKernel]:
 def test_a_kernel_computes_what_its_plain_version_does(kernel: ProductKernel, m: int) -> None:
     gemm, x = loaded(kernel), random(m, HIDDEN)
     for actual, expected in zip(outputs_of(gemm, x, m), outputs_of(fake_gemm(kernel), x, m), strict=True):
-        torch.testing.assert_close(actual.float(), expected.float(), rtol=2**-7, atol=2**-7, equal_nan=True)
-        assert actual.isnan().any()  # past M, in both
-        error = (actual.float() - expected.float()).nan_to_num().norm() / expected.float().nan_to_num().norm()
-        assert error < 0.004
+        # In e4m3 a hair may decide between two numbers, but it does so rarely.
+        apart, most = (2**-3, 0.02) if actual.dtype is E4M3 else (2**-7, 0.004)
+        a, b = actual.float(), expected.float()
+        torch.testing.assert_close(a, b, rtol=apart, atol=2**-7, equal_nan=True)
+        assert a.isnan().any()  # past M, in both
+        assert (a - b).nan_to_num().norm() / b.nan_to_num().norm() < most
 
 
 def layer_weights() -> LayerWeights:

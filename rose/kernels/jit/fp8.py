@@ -26,7 +26,7 @@ from rose.kernels.jit.norm import layer_scaled, rms_scaled
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rose.kernels.fp8 import Fp8Rows, NormedRows
+    from rose.kernels.fp8 import Fp8Rows, NormedRows, ScaledSquare
     from rose.kernels.norm import LayerNorm, RmsNorm
 
 _MAX: tl.constexpr = tl.constexpr(E4M3_MAX)
@@ -38,7 +38,15 @@ def store_fp8(x, values_ptr, scale_ptr, rows, cols, num_tokens, WIDTH: tl.conste
     """x f32[ROWS, BLOCK] as e4m3 and scales. Lanes past WIDTH must be zero; tl.max passes a NaN by, but it
     stays in the values.
     """
-    largest = tl.maximum(tl.max(tl.abs(x), axis=1, keep_dims=True), _TINY)
+    store_scaled(
+        x, tl.max(tl.abs(x), axis=1, keep_dims=True), values_ptr, scale_ptr, rows, cols, num_tokens, WIDTH
+    )
+
+
+@device_function
+def store_scaled(x, largest, values_ptr, scale_ptr, rows, cols, num_tokens, WIDTH: tl.constexpr):
+    """The same, where numbers of a row are as large as `largest` f32[ROWS, 1] at most."""
+    largest = tl.maximum(largest, _TINY)
     tl.store(scale_ptr + rows, largest / _MAX, mask=rows < num_tokens)
     values = (x * (_MAX / largest)).to(values_ptr.dtype.element_ty)
     tl.store(values_ptr + rows.to(tl.int64) * WIDTH + cols, values, mask=(rows < num_tokens) & (cols < WIDTH))
@@ -63,6 +71,17 @@ def _quantize_rows(
     store_fp8(x, values_ptr, scale_ptr, rows, cols, num_tokens, WIDTH)
 
 
+@device_function
+def _added_and_normed(x_ptr, residual_ptr, weight_ptr, rows, cols, mask, eps, WIDTH: tl.constexpr):
+    """residual += x; its norm f32[ROWS, BLOCK], from the unrounded sum."""
+    at = rows.to(tl.int64) * WIDTH + cols
+    weight = tl.load(weight_ptr + cols, mask=cols < WIDTH, other=0.0).to(tl.float32)
+    total = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    total += tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(residual_ptr + at, total.to(residual_ptr.dtype.element_ty), mask=mask)
+    return rms_scaled(total, eps, WIDTH) * weight
+
+
 @kernel("num_tokens")
 def _add_rms_norm_fp8(
     x_ptr,
@@ -81,13 +100,35 @@ def _add_rms_norm_fp8(
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     cols = tl.arange(0, BLOCK)[None, :]
     mask = (rows < num_tokens) & (cols < WIDTH)
-    at = rows.to(tl.int64) * WIDTH + cols
-    weight = tl.load(weight_ptr + cols, mask=cols < WIDTH, other=0.0).to(tl.float32)
-    total = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    total += tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(residual_ptr + at, total.to(residual_ptr.dtype.element_ty), mask=mask)
-    normed = rms_scaled(total, eps, WIDTH) * weight
+    normed = _added_and_normed(x_ptr, residual_ptr, weight_ptr, rows, cols, mask, eps, WIDTH)
     store_fp8(normed, values_ptr, scale_ptr, rows, cols, num_tokens, WIDTH)
+
+
+@kernel("num_tokens")
+def _add_rms_norm_by_length(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    square_ptr,
+    values_ptr,
+    scale_ptr,
+    num_tokens,
+    eps,
+    factor,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    wait_for_inputs(PDL)
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    cols = tl.arange(0, BLOCK)[None, :]
+    mask = (rows < num_tokens) & (cols < WIDTH)
+    normed = _added_and_normed(x_ptr, residual_ptr, weight_ptr, rows, cols, mask, eps, WIDTH)
+    length = tl.sqrt(tl.sum(normed * normed, axis=1, keep_dims=True))
+    store_scaled(normed, length, values_ptr, scale_ptr, rows, cols, num_tokens, WIDTH)
+    scale = tl.maximum(length, _TINY) / _MAX
+    tl.store(square_ptr + rows, scale * scale * factor, mask=rows < num_tokens)
 
 
 @kernel("num_tokens")
@@ -174,6 +215,14 @@ def quantize_rows(x: Tensor, out: Fp8Rows) -> None:
 def add_rms_norm_fp8(x: Tensor, residual: Tensor, norm: RmsNorm, out: Fp8Rows) -> None:
     """See rose.kernels.fp8.add_rms_norm_fp8."""
     _launch_rows(_add_rms_norm_fp8, (x, residual, norm.weight), out, norm.eps)
+
+
+def add_rms_norm_by_length(
+    x: Tensor, residual: Tensor, norm: RmsNorm, out: Fp8Rows, square: ScaledSquare
+) -> None:
+    """See rose.kernels.fp8.add_rms_norm_by_length."""
+    inputs = (x, residual, norm.weight, square.values)
+    _launch_rows(_add_rms_norm_by_length, inputs, out, norm.eps, square.factor)
 
 
 def add_layer_norm_fp8(x: Tensor, residual: Tensor, bias: Tensor, norm: LayerNorm, out: NormedRows) -> None:

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 
 import triton.language as tl
 
-from rose.kernels.fp8 import E4M3_MAX
 from rose.kernels.jit.compile import (
     block_of,
     ceil_div,
-    device_function,
     kernel,
     launch,
     rows_a_program,
@@ -30,14 +28,6 @@ if TYPE_CHECKING:
 
 # Heads a program while programs are scarce: of 128 elements, with a 16-byte access a thread and half.
 _FEW_ROWS = 8
-_MAX: tl.constexpr = tl.constexpr(E4M3_MAX)
-
-
-@device_function
-def _fitting(x):
-    """x, or e4m3's largest number if it is beyond; a NaN stays one."""
-    x = tl.minimum(x, _MAX, propagate_nan=tl.PropagateNan.ALL)
-    return tl.maximum(x, -_MAX, propagate_nan=tl.PropagateNan.ALL)
 
 
 @kernel("positions_ptr", "num_tokens")
@@ -96,8 +86,8 @@ def _qk_norm_rope(
     turned, turned_second = first * cos - second * sin, second * cos + first * sin
     if HAS_SCALES:
         inverse = 1.0 / tl.load(scales_ptr + head, mask=token < num_tokens, other=1.0)[:, None]
-        turned, turned_second = _fitting(turned * inverse), _fitting(turned_second * inverse)
-    dtype = qkv_ptr.dtype.element_ty
+        turned, turned_second = turned * inverse, turned_second * inverse
+    dtype = qkv_ptr.dtype.element_ty  # e4m3 takes the largest number for what is beyond it: cvt.satfinite
     tl.store(qkv_ptr + at, turned.to(dtype), mask=mask)
     tl.store(qkv_ptr + at + HALF, turned_second.to(dtype), mask=mask)
 

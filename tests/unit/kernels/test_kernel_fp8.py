@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rose.kernels import fp8
-from rose.kernels.fp8 import E4M3, Fp8Rows, NormedRows
+from rose.kernels.fp8 import E4M3, Fp8Rows, NormedRows, ScaledSquare
 from rose.kernels.jit import fp8 as jit
 from rose.kernels.norm import LayerNorm, RmsNorm
 
@@ -60,6 +60,29 @@ def test_add_rms_norm(shape, dtype, device, close):
     fp8.add_rms_norm_fp8(x.cpu(), plain, RmsNorm(norm.weight.cpu(), norm.eps), expected)
     close(kept.cpu(), plain)
     same(actual, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_add_rms_norm_by_length(shape, dtype, device, close):
+    x, residual = (random(*shape, dtype=dtype, device=device) for _ in range(2))
+    norm = RmsNorm(1 + 0.1 * random(shape[1], dtype=dtype, device=device), 1e-6)
+    plain, kept = residual.cpu().clone(), residual.clone()
+    actual, expected = room(shape, device), room(shape, "cpu")
+    squares = [ScaledSquare(torch.full_like(rows.scale, float("nan")), 3.0) for rows in (actual, expected)]
+    jit.add_rms_norm_by_length(x, kept, norm, actual, squares[0])
+    on_host = RmsNorm(norm.weight.cpu(), norm.eps)
+    fp8.add_rms_norm_by_length(x.cpu(), plain, on_host, expected, squares[1])
+    close(kept.cpu(), plain)
+    same(actual, expected)
+    torch.testing.assert_close(squares[0].values.cpu(), squares[1].values, rtol=1e-5, atol=0)
+    # What the rows stand for is the norm; their length in e4m3's numbers is 448.
+    by_largest, again = room(shape, "cpu"), residual.cpu().clone()
+    fp8.add_rms_norm_fp8(x.cpu(), again, on_host, by_largest)
+    assert torch.nn.functional.cosine_similarity(expected.float(), by_largest.float()).min() > 0.998
+    lengths = torch.linalg.vector_norm(expected.values.float(), dim=1)
+    torch.testing.assert_close(lengths, torch.full_like(lengths, 448.0), rtol=2.0**-5, atol=0)
+    torch.testing.assert_close(squares[1].values, 3.0 * expected.scale**2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -31,7 +31,8 @@ def layer(decades: float, biased: bool, yarn: bool) -> tuple[RmsNorm, Fp8Rows, Q
     scaling = YarnScaling(8.0, 64, 1.0, 32.0, 1.3, True) if yarn else None
     table = rope_table(DIM, 1e4, ROWS, "cpu", scaling)
     rope = QkRope(HEADS, KV_HEADS, DIM, 1e-6, spread(2, DIM, decades=decades), table)
-    return norm, weight, replace(rope, bias=spread(ALL * DIM, decades=decades)) if biased else rope
+    bias = 100.0 * spread(ALL * DIM, decades=decades) if biased else None
+    return norm, weight, replace(rope, bias=bias)
 
 
 def heads_of(hidden: torch.Tensor, norm: RmsNorm, weight: Fp8Rows, rope: QkRope) -> torch.Tensor:

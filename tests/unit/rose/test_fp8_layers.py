@@ -189,6 +189,62 @@ def test_scratch_is_bounded():
         scratch.rows(17, 64)
 
 
+def direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SwiGLU's kernel stores FP8, and no other is built."""
+
+    def lookup(epilogue, m, n, k):
+        return fake_lookup(epilogue, m, n, k) if epilogue == "fp8-swiglu-fp8" else None
+
+    plain = fp8_linear.Fp8Gated.__init__
+    monkeypatch.setattr(
+        fp8_linear.Fp8Gated, "__init__", lambda self, linear: plain(self, linear, lookup)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ["mean", "last", "biased qkv"])
+def test_swiglu_may_be_stored_in_fp8(case, monkeypatch):
+    """Wired as the rest; and in e4m3 as near to fp32 as by way of bf16."""
+    config = CASES[case]
+    sequences = random_sequences(config, LENGTHS)
+    weights, plain = Uneven(config), dummy_weights(config, 1)
+    exact = reference_vectors(config, plain, sequences)
+    by_bf16 = least_cosine(run(fp8(config, plain), sequences).vectors, exact)
+    direct(monkeypatch)
+    model = fp8(config, plain)
+    found = run(model, sequences).vectors
+    assert 1 - least_cosine(found, exact) < 1.5 * (1 - by_bf16)
+    alone = torch.cat([run(model, [sequence]).vectors for sequence in sequences])
+    assert least_cosine(found, alone) >= 0.9999
+    for module in (kernels, fp8_linear):
+        monkeypatch.setattr(module, "E4M3", torch.float32)
+    vectors = run(fp8(config, weights), sequences).vectors
+    assert least_cosine(vectors, reference_vectors(config, weights, sequences)) >= 0.99999
+
+
+@pytest.mark.parametrize("decades", [0.0, 2.0, 5.0])
+def test_no_row_is_more_than_swiglu_in_fp8_holds(decades):
+    """Rows aimed at each column of gate and up in turn; the stand-in for the kernel asserts that all fits."""
+    torch.manual_seed(int(decades))
+    n, k = 64, 48
+
+    def spread(*shape):
+        return torch.randn(shape) * 10 ** (decades * (torch.rand(shape) - 0.5))
+
+    both = spread(n // 2, k)  # gate and up alike, so that a row may be aimed at both
+    weight = kernels.quantized(torch.cat([both, both]), kernels.Fp8Rows.empty(n, k, CPU))
+    layer = fp8_linear.Fp8Gated(fp8_linear.Fp8Linear(weight), fake_lookup)
+    rows = torch.cat([weight.float(), spread(64, k)]) * 100 * spread(n + 64, 1).abs()
+    x = kernels.scaled(rows, rows.norm(dim=1, keepdim=True), kernels.Fp8Rows.empty(n + 64, k, CPU))
+    out = kernels.Fp8Rows.empty(n + 64, n // 2, CPU)
+    out.scale.copy_(x.scale**2 * layer.factor)
+    fused = layer.storing_fp8(n + 64)
+    assert fused is not None and layer.direct(x, fused, out) is out
+    assert out.values.float().amax() > 380  # nor much less
+    gate, up = (x.float() @ weight.float().t()).chunk(2, dim=1)
+    expected = torch.nn.functional.silu(gate) * up
+    torch.testing.assert_close(out.float(), expected, rtol=2.0**-4, atol=float(out.scale.max()) * 2.0**-9)
+
+
 @pytest.mark.parametrize("gated", [True, False])
 def test_kernels_built_ahead_give_the_same(gated):
     """For other scales in every row, so that none is taken for another."""
