@@ -15,7 +15,7 @@ import sys
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from unittest.mock import patch
 
 import torch
@@ -51,6 +51,8 @@ def main(presets: Path, plans: str, part: str) -> None:
     dispatch.uses_triton = lambda x: True
     projection.uses_table = lambda weight: True
     early._can_launch_early = lambda device: True
+    properties = SimpleNamespace(multi_processor_count=132)
+    torch.cuda.get_device_properties = lambda device=None: properties  # type: ignore[assignment]
     linear.Linear.__call__ = lambda self, x, out: out  # cuBLAS compiles nothing, and a CPU takes its time
     fp8_linear.Fp8Linear.__call__ = lambda self, x, out: out
     if part == "decoder":
@@ -72,7 +74,11 @@ def compile_model(preset: Path, module: ModuleType, layers: ModuleType, plans: s
     model = load(module, config, keys)
     compile_ahead(model, row_counts(keys, MAX_TOKENS))
     weights = Fp8Weights(DummyWeights(), CPU, MAX_TOKENS)
-    compile_ahead(load(module, config, [], weights), row_counts([], MAX_TOKENS))
+    in_fp8 = load(module, config, [], weights)
+    compile_ahead(in_fp8, row_counts([], MAX_TOKENS))
+    stored = SimpleNamespace(fp8_swiglu_fp8=lambda *operands: None)  # as if a product of SwiGLU stored FP8
+    with patch.object(fp8_linear.Fp8Gated, "storing_fp8", lambda self, num_tokens: stored):
+        compile_ahead(in_fp8, [16, MAX_TOKENS])
     module.fetches_early = lambda m, keys: True  # as if a product of skinny_gemm were among them
     compile_ahead(model, [16])
 

@@ -42,6 +42,7 @@ DECODER = {"_embed_tokens", "_qk_norm_rope", "_rms_norm", "_silu_mul", "_split_k
 WINDOWED = {"_copy_real_rows", "_gelu_mul"}
 FLAT = {"_flat_attention", "_flat_attention_of_product"}
 FP8 = {"_quantize_rows", "_add_rms_norm_fp8", "_add_layer_norm_fp8", "_silu_mul_fp8", "_bias_gelu_fp8"}
+FP8 |= {"_add_rms_norm_by_length"}
 ENCODER = {"_embed_bert", "_finish", "_add_layer_norm", "_pick_rows", "_gather_rows"}
 
 
