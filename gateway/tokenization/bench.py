@@ -37,27 +37,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokenizer", type=Path, required=True, help="a tokenizer.json")
     args = parser.parse_args(argv)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    library = Library.from_file(str(args.tokenizer))
-    library.no_truncation()
-    library.no_padding()
-    reference = HuggingFaceTokenizer.from_file(args.tokenizer)
     try:
-        ours = compiled(reference)
+        library, encoders = encoders_of(args.tokenizer)
     except UnsupportedError as reason:
         sys.stderr.write(f"{args.tokenizer}: the library does all the work: {reason}\n")
         return 1
+    text = args.text.read_text(encoding="utf-8")
+    sys.stdout.write(f"{args.tokenizer}, microseconds a text (median of {_ROUNDS} rounds)\n")
+    different = 0
+    for num_tokens in _LENGTHS:
+        different += not _line(num_tokens, cut(text, library, num_tokens), encoders)
+    return min(different, 1)
+
+
+def encoders_of(path: Path) -> tuple[Library, dict[str, Encode]]:
+    """The library's tokenizer of a tokenizer.json, and what makes ids of a text, by name, ours first.
+
+    Raises:
+        UnsupportedError: ours does not support the file.
+    """
+    library = Library.from_file(str(path))
+    library.no_truncation()
+    library.no_padding()
+    reference = HuggingFaceTokenizer.from_file(path)
+    ours = compiled(reference)
     encoders: dict[str, Encode] = {
         "ours": lambda text: ours.encode([text])[0],
         "tokenizers": lambda text: library.encode_batch_fast([text])[0].ids,
     }
     if (pieces := _sentencepiece(reference.describe())) is not None:
         encoders["sentencepiece"] = pieces
-    text = args.text.read_text(encoding="utf-8")
-    sys.stdout.write(f"{ours.backend}, microseconds a text (median of {_ROUNDS} rounds)\n")
-    different = 0
-    for num_tokens in _LENGTHS:
-        different += not _line(num_tokens, _cut(text, library, num_tokens), encoders)
-    return min(different, 1)
+    return library, encoders
 
 
 def _line(num_tokens: int, texts: list[str], encoders: dict[str, Encode]) -> bool:
@@ -77,8 +87,8 @@ def _line(num_tokens: int, texts: list[str], encoders: dict[str, Encode]) -> boo
     return same
 
 
-def _cut(text: str, library: Library, num_tokens: int) -> list[str]:
-    """Texts of so many tokens each, one after the other."""
+def cut(text: str, library: Library, num_tokens: int) -> list[str]:
+    """At most 400 texts of so many tokens each, one after the other."""
     texts: list[str] = []
     for part in _parts(text):
         offsets = library.encode(part, add_special_tokens=False).offsets

@@ -11,7 +11,7 @@ from gateway.tokenization.base import PairTokens, SpecialTokens, Token
 from gateway.tokenization.ends import end_of
 from gateway.tokenization.huggingface import HuggingFaceTokenizer
 from gateway.tokenization.kernels.arrays import BLOCK, CODE_BITS, REFER, ROOM, WORD, Output
-from gateway.tokenization.kernels.jit import addresses_of
+from gateway.tokenization.kernels.jit import addresses_of, called_directly
 from gateway.tokenization.kernels.kernel import Kernel
 from gateway.tokenization.kernels.words import new_words
 from rose.batch import Int32
@@ -34,7 +34,7 @@ class _Workspace:
 
     def __init__(self, kernel: Kernel, template: SpecialTokens) -> None:
         self._kernel = kernel
-        self._run = kernel.run
+        self._run = called_directly(kernel.run, b"", 0, 0, 0, 0)
         self._word_bytes = _WORD_BYTES
         self.is_modest = True  # whether it is worth keeping
         self._scratch = kernel.scratch(_WORD_BYTES)
@@ -52,11 +52,11 @@ class _Workspace:
 
     def encode_one(self, text: bytes, most: int) -> Int32 | None:
         """A text's ids with the template, at most `most` of its own; None: it is referred."""
-        while code := (answer := self._run(text, self._memory, 1, 0, most)) & _CODE:
-            if code == REFER:
+        while (answer := self._run(text, self._memory, 1, 0, most)) & _CODE:
+            if answer & _CODE == REFER:
                 return None
-            self._provide(code, len(text))
-        return self._output.ids[: answer >> CODE_BITS].copy()
+            self._provide(answer & _CODE, len(text))
+        return self._ids[: answer >> CODE_BITS].copy()
 
     def encode(self, texts: Sequence[bytes], most: int) -> tuple[list[Int32], list[int]]:
         """Rows as of encode_one, empty ones of texts that are referred; and which these are."""
@@ -91,6 +91,7 @@ class _Workspace:
 
     def _addresses(self) -> None:
         out = self._output
+        self._ids = out.ids
         self.is_modest = max(self._word_bytes, len(out.ids), len(out.bounds)) <= _KEPT
         own = (*self._kernel.arrays, *self._scratch, *self._words)
         self._arrays = addresses_of([*self._output, self._state, *own])
@@ -158,11 +159,20 @@ class CompiledTokenizer:
         return rows
 
     def _encode_one(self, text: str, most: int) -> tuple[list[Int32], Sequence[int]]:
-        """As _encode_all: half of the time that a short text takes is what a list of texts needs."""
-        prepared = self._prepared(text)
+        """As _encode_all: half of the time that a short text takes is what a list of texts needs.
+
+        Each call of a function takes as long as some tokens, so there are few.
+        """
+        try:
+            prepared = self._prepare(text)
+        except UnicodeEncodeError:  # a lone surrogate
+            return [_EMPTY], (0,)
         if prepared is None:
             return [_EMPTY], (0,)
-        workspace = self._take()
+        try:
+            workspace = self._workspaces.pop()
+        except IndexError:
+            workspace = _Workspace(self._kernel, self._template)
         row = workspace.encode_one(prepared, most)
         if workspace.is_modest:
             self._workspaces.append(workspace)

@@ -57,9 +57,7 @@ def compiled(reference: HuggingFaceTokenizer) -> Tokenizer:
     kernel = _kernel(reference.describe())
     from gateway.tokenization.compiled import CompiledTokenizer
 
-    tokenizer = CompiledTokenizer(reference, kernel)
-    tokenizer.encode(["compile now, not in a request"])
-    return tokenizer
+    return CompiledTokenizer(reference, kernel)
 
 
 def _needs_code(model: str) -> bool:

@@ -54,16 +54,13 @@ class UnigramKernel:
 
     name = "unigram"
     run = staticmethod(unigram.encode)
+    prepare = staticmethod(str.encode)
 
     @property
     def parting(self) -> re.Pattern[str] | None:
         """See Kernel."""
         split = self.tables.rules[paths.SPLIT] or self.tables.rules[paths.SPLIT_SPACES]
         return parting(self.tokens, SPACE) if split else None
-
-    def prepare(self, text: str) -> bytes:
-        """See Kernel."""
-        return text.encode()
 
     def scratch(self, word_bytes: int) -> paths.Scratch:
         """See Kernel."""

@@ -34,15 +34,12 @@ class WordPieceKernel:
 
     name = "WordPiece"
     run = staticmethod(wordpiece.encode)
+    prepare = staticmethod(str.encode)
 
     @property
     def parting(self) -> re.Pattern[str] | None:
         """See Kernel."""
         return parting(self.tokens, BLANK_OR_STOP)
-
-    def prepare(self, text: str) -> bytes:
-        """See Kernel."""
-        return text.encode()
 
     def scratch(self, word_bytes: int) -> list[Array]:
         """See Kernel."""

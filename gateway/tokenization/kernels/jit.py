@@ -34,6 +34,14 @@ def entry(function: Function) -> Function:
     return cast(Function, made)
 
 
+def called_directly(function: Function, *arguments: object) -> Function:
+    """An `entry` for arguments of these types, by whose looks numba would choose at each call, in 0.2 us."""
+    dispatcher: Any = function
+    kinds = tuple(map(numba.typeof, arguments))
+    dispatcher.compile(kinds)
+    return cast(Function, dispatcher.overloads[kinds].entry_point)
+
+
 def inner(function: Function) -> Function:
     """`function` as machine code that only compiled functions call: it takes half as long to make."""
     made: Function = numba.njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)

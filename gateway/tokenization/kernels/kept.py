@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from llvmlite import binding  # type: ignore[import-untyped]
 from numba.core.compiler import CompileResult
+from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
 _PREFIX = "tokenization-"
@@ -31,9 +31,8 @@ _DIGEST_BYTES, _SUFFIX = 32, ".code"
 
 def cache_folder() -> Path | None:
     """Where code of these very sources is, for this Python and processor; None: nothing can be written."""
-    versions = (sys.implementation.cache_tag, numba.__version__, binding.llvm_version_info)
-    processor = (binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten())
-    digest = hashlib.sha256(repr((versions, processor)).encode())
+    processor = cpu_target.target_context.codegen().magic_tuple()
+    digest = hashlib.sha256(repr((sys.implementation.cache_tag, numba.__version__, processor)).encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bouquet"

@@ -22,11 +22,11 @@ class Kernel(Protocol):
         """Where a text can be parted, before the second character, and its ids with it; None: nowhere."""
         ...
 
-    def prepare(self, text: str) -> bytes | None:
+    @property
+    def prepare(self) -> Callable[[str], bytes | None]:
         """What `run` reads of a text, in UTF-8. None: the text is not for this kernel.
 
-        Raises:
-            UnicodeEncodeError: it has a lone surrogate.
+        It raises UnicodeEncodeError if the text has a lone surrogate.
         """
         ...
 

@@ -152,6 +152,15 @@ def _pop(heap: Int64, size: int) -> int:
 
 
 @inner
+def _enter(memory: Int64, size: int, at: int, right: int) -> int:
+    """Rank the pair of the symbols at two places and push it if it merges; gives the heap's size."""
+    symbols, ranks = array_at(memory, SYMBOLS, np.int32), array_at(memory, _SYMBOL_RANKS, np.int32)
+    rank = _rank(memory, signed(symbols[at]), signed(symbols[right]))
+    ranks[at] = rank
+    return _push(array_at(memory, _HEAP, np.int64), size, rank << 32 | at) if rank < NO_RANK else size
+
+
+@inner
 def _merge_long(memory: Int64, count: int) -> int:
     """As _merge_short, in n log n steps; and where each symbol that is left begins, in Scratch.previous."""
     symbols, ranks = array_at(memory, SYMBOLS, np.int32), array_at(memory, _SYMBOL_RANKS, np.int32)
@@ -161,27 +170,19 @@ def _merge_long(memory: Int64, count: int) -> int:
     for at in range(count):
         after[at], before[at], ranks[at] = at + 1, at - 1, NO_RANK
         if at + 1 < count:
-            ranks[at] = _rank(memory, signed(symbols[at]), signed(symbols[at + 1]))
-            if ranks[at] < NO_RANK:
-                size = _push(heap, size, signed(ranks[at]) << 32 | at)
+            size = _enter(memory, size, at, at + 1)
     while size > 0:
         best, at = heap[0] >> 32, heap[0] & 0xFFFFFFFF
         size = _pop(heap, size)
         if ranks[at] != best:  # one of the two has merged with another since
             continue
-        right = signed(after[at])
-        symbols[at], after[at], ranks[right] = merged[best], after[right], NO_RANK
-        ranks[at] = NO_RANK
+        right, left = signed(after[at]), signed(before[at])
+        symbols[at], after[at], ranks[right], ranks[at] = merged[best], after[right], NO_RANK, NO_RANK
         if after[at] < count:
             before[after[at]] = at
-            ranks[at] = _rank(memory, signed(symbols[at]), signed(symbols[after[at]]))
-            if ranks[at] < NO_RANK:
-                size = _push(heap, size, signed(ranks[at]) << 32 | at)
-        left = signed(before[at])
+            size = _enter(memory, size, at, signed(after[at]))
         if left >= 0:
-            ranks[left] = _rank(memory, signed(symbols[left]), signed(symbols[at]))
-            if ranks[left] < NO_RANK:
-                size = _push(heap, size, signed(ranks[left]) << 32 | left)
+            size = _enter(memory, size, left, at)
     at = left_over = 0
     while at < count:
         symbols[left_over], before[left_over] = symbols[at], at

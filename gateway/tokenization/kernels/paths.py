@@ -81,6 +81,17 @@ _ID_OF = 0xFFFFFFFF
 
 
 @inner
+def _clear(memory: Int64, tried: int, stop: int) -> None:
+    """Make the places up to `stop` that are not yet ready for paths to them. tried: see TRIED."""
+    score, state = array_at(memory, SCORE, np.float64), array_at(memory, STATE, np.int64)
+    if tried == 0:
+        score[0], state[REACHED] = 0.0, 0
+    for place in range(state[REACHED] + 1, stop + 1):
+        score[unsigned(place)] = _IMPOSSIBLE
+    state[REACHED] = stop
+
+
+@inner
 def _search(memory: Int64, last: int, stop: int) -> None:
     """Try the pieces that begin at state[TRIED] and at later places before `last`, in labels up to `stop`."""
     word, score = array_at(memory, LABELS, np.uint16), array_at(memory, SCORE, np.float64)
@@ -88,11 +99,7 @@ def _search(memory: Int64, last: int, stop: int) -> None:
     scores, state = array_at(memory, SCORES, np.float64), array_at(memory, STATE, np.int64)
     unknown, root = array_at(memory, RULES, np.int64)[UNKNOWN_ID], trie[0]
     here = state[TRIED]
-    if here == 0:
-        score[0], state[REACHED] = 0.0, 0
-    for place in range(state[REACHED] + 1, stop + 1):
-        score[unsigned(place)] = _IMPOSSIBLE
-    state[REACHED] = stop
+    _clear(memory, here, stop)
     while here < last:
         so_far, start = score[unsigned(here)], here << 32
         node = child_of(trie, root, signed(word[unsigned(here)]))

@@ -74,19 +74,38 @@ def _place(nodes: Int64, is_base: Int64, children: Int64, count: int, free: int)
     return -1
 
 
+@inner
+def _children(keys: tuple[Int32, Int64], span: tuple[int, int, int], children: Int64, starts: Int64) -> int:
+    """Labels of a node's children, and where the keys of each begin, and end; gives how many there are.
+
+    keys: labels and bounds. span: the node's first key, the end of its keys, and its depth.
+    """
+    (labels, bounds), (low, high, depth) = keys, span
+    count, last = 0, -1
+    for key in range(low, high):
+        label = signed(labels[bounds[key] + depth])
+        if label != last:
+            children[count], starts[count], last = label, key, label
+            count += 1
+    starts[count] = high
+    return count
+
+
+@inner
+def _wait(waiting: Int64, at: int, node: int, span: tuple[int, int, int]) -> None:
+    waiting[at, 0], waiting[at, 1], waiting[at, 2], waiting[at, 3] = node, span[0], span[1], span[2]
+
+
 @entry
 def _build(labels: Int32, bounds: Int64, values: Int32, largest: int) -> Int64:
     """The double array of sorted, distinct keys, widest nodes of a level first come first placed."""
-    nodes = np.zeros(4096, np.int64)
-    is_base = np.zeros(4096, np.int64)
+    nodes, is_base = np.zeros(4096, np.int64), np.zeros(4096, np.int64)
     nodes[0] = _ROOT
     # Nodes whose children are still to be placed: node, first key, end of keys, depth.
     waiting = np.empty((len(labels) + 2, 4), np.int64)
-    waiting[0, 0], waiting[0, 1], waiting[0, 2], waiting[0, 3] = 0, 0, len(bounds) - 1, 0
-    head, tail = 0, 1
-    children = np.empty(largest + 1, np.int64)
-    starts = np.empty(largest + 2, np.int64)
-    free = 1
+    _wait(waiting, 0, 0, (0, len(bounds) - 1, 0))
+    head, tail, free = 0, 1, 1
+    children, starts = np.empty(largest + 1, np.int64), np.empty(largest + 2, np.int64)
     while head < tail:
         node, low, high, depth = waiting[head, 0], waiting[head, 1], waiting[head, 2], waiting[head, 3]
         head += 1
@@ -95,14 +114,7 @@ def _build(labels: Int32, bounds: Int64, values: Int32, largest: int) -> Int64:
             low += 1
         if low == high:
             continue
-        count = 0
-        last = -1
-        for key in range(low, high):
-            label = signed(labels[bounds[key] + depth])
-            if label != last:
-                children[count], starts[count], last = label, key, label
-                count += 1
-        starts[count] = high
+        count = _children((labels, bounds), (low, high, depth), children, starts)
         while free < len(nodes) and nodes[free] != 0:
             free += 1
         slot = _place(nodes, is_base, children, count, free)
@@ -115,15 +127,19 @@ def _build(labels: Int32, bounds: Int64, values: Int32, largest: int) -> Int64:
         nodes[node] |= base << BASE_AT
         is_base[base] = 1
         for index in range(count):
-            child = base + children[index]
-            nodes[child] = children[index]
-            waiting[tail, 0], waiting[tail, 1] = child, starts[index]
-            waiting[tail, 2], waiting[tail, 3] = starts[index + 1], depth + 1
+            nodes[base + children[index]] = children[index]
+            _wait(waiting, tail, base + children[index], (starts[index], starts[index + 1], depth + 1))
             tail += 1
+    return _trimmed(nodes, largest)
+
+
+@inner
+def _trimmed(nodes: Int64, largest: int) -> Int64:
+    """The nodes up to the last, and the places that a step may look at past it."""
     top = len(nodes) - 1
     while nodes[top] == 0 and top > 0:
         top -= 1
-    return _grown(nodes, top + largest + 2)  # a step may look so far past the last node
+    return _grown(nodes, top + largest + 2)
 
 
 @inner

@@ -18,6 +18,7 @@ from gateway.tokenization.kernels.arrays import (
     WORD,
     Bytes,
     Int64,
+    UInt16,
     UInt32,
     signed,
     unsigned,
@@ -115,15 +116,14 @@ def _next_character(text: Bytes, span: tuple[int, int], memory: Int64) -> int:
     Moves state[AT] behind it. Gives OK, ROOM, BLOCK, WORD or REFER.
     """
     state, characters = array_at(memory, STATE, np.int64), array_at(memory, CHARACTERS, np.uint32)
-    units, rules = array_at(memory, UNITS, np.uint32), array_at(memory, RULES, np.int64)
-    at = state[AT]
+    units, at = array_at(memory, UNITS, np.uint32), state[AT]
     point = code_point(text, at)
     kind = signed(characters[point]) & KIND
     if kind == UNKNOWN:
         state[MISSING] = point >> 8
         return BLOCK
-    after = at + width(signed(text[at]))
-    group, found = after, -1
+    after, found = at + width(signed(text[at])), -1
+    group = after
     if at >= state[ALONE] and not (kind & CONTROL and point != _RETURN):
         group = _grapheme_end(text, span[1], after, point, memory)
         if group < 0:
@@ -131,25 +131,16 @@ def _next_character(text: Bytes, span: tuple[int, int], memory: Int64) -> int:
     if group > after:
         if group - at < 6 and kind & (MAPPED | OPENS):
             found = shortest(units, text, at, group)
-        if found >= 0:
-            if kind & RISKY or _depends(text, span, at, group, characters):
-                return REFER
-            after = group
-        else:
+        if found < 0:
             state[ALONE] = group
+        elif kind & RISKY or _depends(text, span, at, group, characters):
+            return REFER
+        else:
+            after = group
     if found < 0 and kind & MAPPED:
         found = shortest(units, text, at, after)
     state[AT] = after
-    if found >= 0:
-        return _write_mapped(memory, found)
-    if kind & BLANK:
-        if rules[STRIP]:
-            return REFER
-        if rules[SPLIT_SPACES]:
-            state[SPACES] += 1
-            return OK
-    state[MARK] = point == MARK_POINT
-    return _write(memory, point)
+    return _write_mapped(memory, found) if found >= 0 else _write_as_it_is(memory, point, kind)
 
 
 @inner
@@ -170,6 +161,20 @@ def _grapheme_end(text: Bytes, stop: int, after: int, point: int, memory: Int64)
             break
         group += width(signed(text[group]))
     return group
+
+
+@inner
+def _write_as_it_is(memory: Int64, point: int, kind: int) -> int:
+    """Write a character without a form. Gives OK, ROOM, WORD or REFER."""
+    state, rules = array_at(memory, STATE, np.int64), array_at(memory, RULES, np.int64)
+    if kind & BLANK:
+        if rules[STRIP]:
+            return REFER
+        if rules[SPLIT_SPACES]:
+            state[SPACES] += 1
+            return OK
+    state[MARK] = point == MARK_POINT
+    return _write(memory, point)
 
 
 @inner
@@ -195,24 +200,29 @@ def _write(memory: Int64, point: int) -> int:
     code = OK
     if state[SPACES] | state[FRESH] | state[MARK]:
         code = _begin_character(memory)
-    label = array_at(memory, CHARACTERS, np.uint32)[point] >> LABEL_AT & LABEL
     used = state[USED]
-    word[used] = label
-    if label == 0:
-        array_at(memory, ODD, np.uint32)[used] = point
-        state[HAS_ODD] = 1
+    _put(memory, word, used, (point, signed(array_at(memory, CHARACTERS, np.uint32)[point])))
     state[USED] = used + 1
     return code
 
 
 @inner
+def _put(memory: Int64, word: UInt16, used: int, read: tuple[int, int]) -> None:
+    """Write a code point, and what Charsmap.characters holds of it, as the word's character number `used`."""
+    point, character = read
+    label = character >> LABEL_AT & LABEL
+    word[unsigned(used)] = label
+    if label == 0:
+        array_at(memory, ODD, np.uint32)[unsigned(used)] = point
+        array_at(memory, STATE, np.int64)[HAS_ODD] = 1
+
+
+@inner
 def _mark(memory: Int64) -> None:
     """Write "▁"."""
-    state, characters = array_at(memory, STATE, np.int64), array_at(memory, CHARACTERS, np.uint32)
-    word, odd = array_at(memory, LABELS, np.uint16), array_at(memory, ODD, np.uint32)
-    used, label = state[USED], characters[MARK_POINT] >> LABEL_AT & LABEL
-    word[used], odd[used] = label, MARK_POINT
-    state[HAS_ODD] |= label == 0
+    state, word = array_at(memory, STATE, np.int64), array_at(memory, LABELS, np.uint16)
+    used = state[USED]
+    _put(memory, word, used, (MARK_POINT, signed(array_at(memory, CHARACTERS, np.uint32)[MARK_POINT])))
     state[USED] = used + 1
 
 
@@ -282,6 +292,17 @@ def _stays(text: Bytes, at: int, stop: int, memory: Int64) -> bool:
 
 
 @inner
+def _space(memory: Int64, used: int) -> int:
+    """Write a single space behind the word's `used` characters: it begins a word, if words are split."""
+    state = array_at(memory, STATE, np.int64)
+    state[USED] = used
+    code = _end_word(memory) if array_at(memory, RULES, np.int64)[SPLIT] else OK
+    if code == OK:
+        _mark(memory)
+    return code
+
+
+@inner
 def _copy_plain(text: Bytes, stop: int, memory: Int64) -> int:
     """Copy characters that stay as they are, and single spaces. Gives OK or ROOM.
 
@@ -289,7 +310,7 @@ def _copy_plain(text: Bytes, stop: int, memory: Int64) -> int:
     """
     state, plain = array_at(memory, STATE, np.int64), array_at(memory, PLAIN, np.int32)
     word, characters = array_at(memory, LABELS, np.uint16), array_at(memory, CHARACTERS, np.uint32)
-    rules = array_at(memory, RULES, np.int64)
+    splits = array_at(memory, RULES, np.int64)[SPLIT_SPACES]
     first, used = state[AT], state[USED]
     at, room, opens = first, len(word) - SLACK, 0
     while at < stop and used < room:
@@ -297,80 +318,73 @@ def _copy_plain(text: Bytes, stop: int, memory: Int64) -> int:
         label = signed(plain[unsigned(lead)])
         if label > 0:
             word[unsigned(used)] = label
-            used += 1
-            at += 1
-            opens = OPENS
-            continue
-        if lead < 0x80:
-            if lead != _SPACE or rules[SPLIT_SPACES] or not _stays(text, at + 1, stop, memory):
+            used, at, opens = used + 1, at + 1, OPENS
+        elif lead < 0x80:
+            if lead != _SPACE or splits or not _stays(text, at + 1, stop, memory):
                 break
-            state[USED] = used
-            if rules[SPLIT]:
-                code = _end_word(memory)
-                if code != OK or state[OUT] >= state[LIMIT]:
-                    return code
-            _mark(memory)
-            used = state[USED]
-            at += 1
-            continue
-        point = code_point(text, at)
-        character = signed(characters[unsigned(point)])
-        if character & (_STOPS | JOINS):
-            if at > first and _matters(character, opens):
-                at = before(text, at)
-                used -= 1
+            code = _space(memory, used)
+            if code != OK or state[OUT] >= state[LIMIT]:
+                return code
+            used, at = state[USED], at + 1
+        else:
+            point = code_point(text, at)
+            character = signed(characters[unsigned(point)])
+            if character & (_STOPS | JOINS) and (
+                character & _STOPS or (at > first and _matters(character, opens))
+            ):
                 break
-            if character & _STOPS:
-                break
-        opens = character & OPENS
-        label = character >> LABEL_AT & LABEL
-        word[unsigned(used)] = label
-        if label == 0:
-            array_at(memory, ODD, np.uint32)[used] = point
-            state[HAS_ODD] = 1
-        used += 1
-        at += width(lead)
-    if used >= room and first < at < stop and _matters(_character_at(text, at, memory), opens):
-        at = before(text, at)
-        used -= 1
+            label = character >> LABEL_AT & LABEL
+            word[unsigned(used)] = label
+            if label == 0:
+                array_at(memory, ODD, np.uint32)[unsigned(used)] = point
+                state[HAS_ODD] = 1
+            used, at, opens = used + 1, at + width(lead), character & OPENS
+    if first < at < stop and _matters(_character_at(text, at, memory), opens):
+        at, used = before(text, at), used - 1
     state[AT], state[USED] = at, used
     return OK
+
+
+@inner
+def _step(text: Bytes, span: tuple[int, int], memory: Int64) -> int:
+    """Read the text on from state[AT], by one character at least. Gives what _next_character gives."""
+    state, leads = array_at(memory, STATE, np.int64), array_at(memory, LEADS, np.uint8)
+    added, ascii_mapped = array_at(memory, ADDED, np.int64), array_at(memory, ASCII, np.int32)
+    at, stop = state[AT], span[1]
+    lead = signed(text[at])
+    following = signed(text[at + 1]) if at + 1 < stop else 0
+    mapped = signed(ascii_mapped[lead]) if lead < 0x80 and following < 0x80 else -1
+    if leads[lead] and starts_key(added, text, at, stop):
+        return REFER
+    if state[USED] > len(array_at(memory, LABELS, np.uint16)) - SLACK:
+        code = settle(memory)
+    elif mapped >= 0 and lead != _RETURN:
+        state[AT], state[MARK] = at + 1, 0
+        code = _write_mapped(memory, mapped) if mapped > 0 else _write(memory, lead)
+    else:
+        code = _next_character(text, span, memory)
+    if code == OK and state[SPACES] == 0 and state[FRESH] == 0:
+        code = _copy_plain(text, stop, memory)
+    return code
 
 
 @inner
 def _encode_text(text: Bytes, span: tuple[int, int], memory: Int64) -> int:
     """One text's ids from state[OUT] on; what became of it, as in arrays.py."""
     state, rules = array_at(memory, STATE, np.int64), array_at(memory, RULES, np.int64)
-    leads, ascii_mapped = array_at(memory, LEADS, np.uint8), array_at(memory, ASCII, np.int32)
-    added, room = array_at(memory, ADDED, np.int64), len(array_at(memory, LABELS, np.uint16)) - SLACK
-    stop = span[1]
     state[AT] = state[ALONE] = span[0]
     state[USED] = state[HAS_ODD] = state[MARK] = state[SPACES] = state[TRIED] = 0
     state[FRESH] = 1
     code = OK
-    while code == OK and state[AT] < stop and state[OUT] < state[LIMIT]:
-        at = state[AT]
-        lead = signed(text[at])
-        following = signed(text[at + 1]) if at + 1 < stop else 0
-        mapped = signed(ascii_mapped[lead]) if lead < 0x80 and following < 0x80 else -1
-        if leads[lead] and starts_key(added, text, at, stop):
-            code = REFER
-        elif state[USED] > room:
-            code = settle(memory)
-        elif mapped >= 0 and lead != _RETURN:
-            state[AT], state[MARK] = at + 1, 0
-            code = _write_mapped(memory, mapped) if mapped > 0 else _write(memory, lead)
-        else:
-            code = _next_character(text, span, memory)
-        if code == OK and state[SPACES] == 0 and state[FRESH] == 0:
-            code = _copy_plain(text, stop, memory)
+    while code == OK and state[AT] < span[1] and state[OUT] < state[LIMIT]:
+        code = _step(text, span, memory)
     if code == OK and state[OUT] < state[LIMIT]:
         if state[SPACES] > 0 and not rules[STRIP] and not rules[SPLIT_SPACES]:
             code = _blanks(memory)
         if code == OK:
             code = _end_word(memory)
     if code == WORD:
-        state[MISSING] = stop - span[0] + 2 * SLACK
+        state[MISSING] = span[1] - span[0] + 2 * SLACK
     return code
 
 

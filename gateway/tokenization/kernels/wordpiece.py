@@ -64,6 +64,8 @@ class Tables(NamedTuple):
 
 
 _PLACES, _POOL, _PLAIN, _LEADS, _ADDED, _PIECES, _PREFIX, _RULES, _WORD, _WORDS = range(OWN, OWN + 10)
+# What the state holds after MISSING: bytes of the word, and how many characters it has.
+_USED, _CHARS = MISSING + 1, MISSING + 2
 
 
 class Classifier:
@@ -146,39 +148,71 @@ _each_word = each_word(_WORDS, _pieces)
 
 
 @inner
-def _end_word(memory: Int64, stop: int, chars: int) -> int:
-    """Write the ids of the word's bytes up to `stop`. Gives OK or ROOM."""
-    state = array_at(memory, STATE, np.int64)
-    ids, rules = array_at(memory, IDS, np.int32), array_at(memory, _RULES, np.int64)
-    out = state[OUT]
+def _end_word(memory: Int64) -> int:
+    """Write the ids of the word, if there is one, and begin another. Gives OK or ROOM."""
+    state, rules = array_at(memory, STATE, np.int64), array_at(memory, _RULES, np.int64)
+    used, chars = state[_USED], state[_CHARS]
+    state[_USED] = state[_CHARS] = 0
     if chars > rules[MAX_CHARS]:
+        ids, out = array_at(memory, IDS, np.int32), state[OUT]
         if out >= len(ids):
             return ROOM
         ids[out] = rules[UNKNOWN_ID]
-        out += 1
-        state[OUT] = out
-    elif stop > 0:
-        return _each_word(memory, (memory[2 * _WORD], stop), stop)
+        state[OUT] = out + 1
+    elif used > 0:
+        return _each_word(memory, (memory[2 * _WORD], used), used)
+    return OK
+
+
+@inner
+def _copy_plain(text: Bytes, at: int, stop: int, memory: Int64) -> int:
+    """Copy what ASCII from `at` on is one byte inside a word; gives where that ends."""
+    state, word = array_at(memory, STATE, np.int64), array_at(memory, _WORD, np.uint8)
+    plain, used, start = array_at(memory, _PLAIN, np.uint8), state[_USED], at
+    while at < stop:
+        lead = signed(text[at])
+        if lead >= 0x80 or plain[lead] == 0:
+            break
+        if used < len(word):  # else the word has too many characters as it is
+            word[used] = plain[lead]
+            used += 1
+        at += 1
+    state[_USED] = used
+    state[_CHARS] += at - start
+    return at
+
+
+@inner
+def _write(memory: Int64, place: int, length: int) -> int:
+    """Write `length` bytes of the pool behind `place`; spaces end words. Gives OK or ROOM."""
+    state, word = array_at(memory, STATE, np.int64), array_at(memory, _WORD, np.uint8)
+    pool = array_at(memory, _POOL, np.uint8)
+    for index in range(place + 1, place + 1 + length):
+        byte = signed(pool[index])
+        if byte == _SPACE:
+            code = _end_word(memory)
+            if code != OK or state[OUT] >= state[LIMIT]:
+                return code
+            continue
+        if state[_USED] < len(word):
+            word[state[_USED]] = byte
+            state[_USED] += 1
+        state[_CHARS] += byte & 0xC0 != 0x80
     return OK
 
 
 @inner
 def _encode_text(text: Bytes, span: tuple[int, int], memory: Int64) -> int:
     """One text's ids from state[OUT] on; what became of it, as in arrays.py."""
-    state, word = array_at(memory, STATE, np.int64), array_at(memory, _WORD, np.uint8)
-    places, pool = array_at(memory, _PLACES, np.int32), array_at(memory, _POOL, np.uint8)
-    plain, leads = array_at(memory, _PLAIN, np.uint8), array_at(memory, _LEADS, np.uint8)
+    state, places = array_at(memory, STATE, np.int64), array_at(memory, _PLACES, np.int32)
+    pool, leads = array_at(memory, _POOL, np.uint8), array_at(memory, _LEADS, np.uint8)
+    state[_USED] = state[_CHARS] = 0
     at, stop = span
-    used = chars = 0
-    while at < stop:
+    while True:
+        at = _copy_plain(text, at, stop, memory)
+        if at >= stop:
+            return _end_word(memory)
         lead = signed(text[at])
-        if lead < 0x80 and plain[lead] != 0:
-            if used < len(word):  # else the word has too many characters as it is
-                word[used] = plain[lead]
-                used += 1
-            chars += 1
-            at += 1
-            continue
         if leads[lead] and starts_key(array_at(memory, _ADDED, np.int64), text, at, stop):
             return REFER
         point = code_point(text, at)
@@ -186,26 +220,12 @@ def _encode_text(text: Bytes, span: tuple[int, int], memory: Int64) -> int:
         if place == 0:
             state[MISSING] = point >> 8
             return BLOCK
-        length = signed(pool[place])
-        if length == REFERRED:
+        if pool[place] == REFERRED:
             return REFER
-        for index in range(place + 1, place + 1 + length):
-            byte = signed(pool[index])
-            if byte == _SPACE:
-                code = _end_word(memory, used, chars)
-                if code != OK:
-                    return code
-                if state[OUT] >= state[LIMIT]:
-                    return OK
-                used = chars = 0
-                continue
-            if used < len(word):
-                word[used] = byte
-                used += 1
-            if byte & 0xC0 != 0x80:
-                chars += 1
+        code = _write(memory, place, signed(pool[place]))
+        if code != OK or state[OUT] >= state[LIMIT]:
+            return code
         at += width(lead)
-    return _end_word(memory, used, chars)
 
 
 _each_text = each_text(_encode_text)

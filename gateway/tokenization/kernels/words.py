@@ -33,7 +33,7 @@ def _mixed(value: np.uint64, word: np.uint64) -> np.uint64:
 
 @inner
 def _few(address: int, length: int) -> np.uint64:
-    """One to seven bytes as a number that no others of that length have; one byte more can be read."""
+    """One to seven bytes as a number that no others of that length have."""
     if length >= 4:
         return load(address, np.uint32) | load(address + length - 4, np.uint32) << _HALF
     if length >= 2:
