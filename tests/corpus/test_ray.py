@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.corpus.jobs import check_complete, leftovers, markers, rejected, rows, write_texts
@@ -82,7 +83,7 @@ def test_both_nodes_write_one_table_and_one_collection(tmp_path: Path, address: 
     rows = lance.dataset(tmp_path / "out" / "vectors.lance").to_table().to_pylist()
     assert [row["id"] for row in rows] == list(range(ROWS)) == sorted(points)
     for row in rows:
-        assert points[row["id"]][0] == row["vector"]
+        np.testing.assert_array_equal(np.float32(points[row["id"]][0]), np.float32(row["vector"]))
 
 
 def test_an_actor_that_is_killed_costs_no_row(tmp_path: Path, address: str) -> None:
