@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 TAB, ENTER, ESCAPE = "\ue004", "\ue007", "\ue00c"
 LEFT, UP, RIGHT, DOWN = "\ue012", "\ue013", "\ue014", "\ue015"
 # Installed before the page's own code: what its policy stops, and errors that nobody caught.
