@@ -147,7 +147,7 @@ def test_the_dashboard_is_laid_out_and_complete() -> None:
     assert max(x for x, _ in cells) == 23
     assert all(panel["description"] for panel in PANELS)
     units = {panel["title"]: panel["fieldConfig"]["defaults"].get("unit") for panel in PANELS}
-    assert [title for title, unit in units.items() if not unit] == ["Requests by duration"]  # its axis has one
+    assert [title for title, unit in units.items() if not unit] == ["Requests by duration"]  # an axis has it
 
 
 def test_queries_use_the_variables_that_there_are(page: promql.Page) -> None:
