@@ -33,7 +33,7 @@ def ask(target: Target) -> tuple[Target, ServedModel]:
     told = _page(target, "/info") or {}
     models = _page(target, "/v1/models") or {}
     listed = models.get("data") or [{}]
-    model = target.model or told.get("model_id") or listed[0].get("id")
+    model = target.model or listed[0].get("id") or told.get("model_id")
     engine = told.get("model") if isinstance(told.get("model"), dict) else {}
     limits = told.get("limits") or {}
     max_tokens = limits.get("max_tokens") or listed[0].get("max_model_len") or told.get("max_input_length")
@@ -43,11 +43,11 @@ def ask(target: Target) -> tuple[Target, ServedModel]:
 
 
 def counters(target: Target) -> dict[str, int]:
-    """The engine's steps and tokens so far; empty for a server that does not tell."""
+    """The engine's steps and tokens so far; empty for a server that does not tell both."""
     told = (_page(target, "/info") or {}).get("engine")
-    return (
-        {key: int(told[key]) for key in ("steps", "tokens") if key in told} if isinstance(told, dict) else {}
-    )
+    if not isinstance(told, dict) or not {"steps", "tokens"} <= told.keys():
+        return {}
+    return {key: int(told[key]) for key in ("steps", "tokens")}
 
 
 def _page(target: Target, path: str) -> dict[str, Any] | None:

@@ -112,13 +112,19 @@ class Runner:
             after = counters(target)
         except LoadgenError as error:
             return CaseResult(*turn.key, failed=str(error))
-        steps = after.get("steps", 0) - before.get("steps", 0)
         return CaseResult(
             *turn.key,
             streams=[summarise(stream) for stream in runs],
-            tokens_per_step=(after["tokens"] - before["tokens"]) / steps if steps else None,
+            tokens_per_step=_tokens_per_step(before, after),
             check=self._checker.check(runs, target.api) if self._checker else None,
         )
+
+
+def _tokens_per_step(before: dict[str, int], after: dict[str, int]) -> float | None:
+    """None: one of them is not known, or nothing ran in between."""
+    if not before or not after or after["steps"] == before["steps"]:
+        return None
+    return (after["tokens"] - before["tokens"]) / (after["steps"] - before["steps"])
 
 
 def _at_rate(stream: Stream, max_rate: float) -> Stream:

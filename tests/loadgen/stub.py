@@ -23,6 +23,7 @@ class Script:
 
     refuse_every, fail_every, drop_every: every n-th request gets 429, 500 or a closed connection; 0: none.
     hang_every: every n-th is never answered. wrong_after: the last request that gets the right vectors.
+    info, models: what /info says, and the names that /v1/models lists; None: there is no such page.
     """
 
     delay_s: float = 0.0
@@ -34,6 +35,7 @@ class Script:
     hang_every: int = 0
     wrong_after: int | None = None
     info: dict[str, Any] | None = None
+    models: tuple[str, ...] | None = None
 
 
 class Stub:
@@ -64,6 +66,8 @@ class Stub:
         app.router.add_post("/v1/embeddings", self._embed)
         if self._script.info is not None:
             app.router.add_get("/info", self._info)
+        if self._script.models is not None:
+            app.router.add_get("/v1/models", self._models)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -72,6 +76,9 @@ class Stub:
 
     async def _info(self, _: web.Request) -> web.Response:
         return web.json_response(self._script.info)
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": name} for name in self._script.models or ()]})
 
     async def _embed(self, request: web.Request) -> web.Response:
         body = msgspec.msgpack.decode(await request.read())
