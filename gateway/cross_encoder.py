@@ -78,7 +78,8 @@ class CrossEncoder:
         texts = PairTexts(job.queries, job.documents, job.instruction)
         place = f"{job.query_name} with {job.document_name}[{{}}]".format
         fit = _Fit(job.truncate, job.keep_end, job.max_tokens, job.document_name, place)
-        parts = await self._pairs.encode(texts, self._pipeline.tokenizer, self._most(self._pairs, fit))
+        most, tokenizer = self._most(self._pairs, fit), self._pipeline.tokenizer
+        parts = await self._pairs.encode(texts, tokenizer, most, keep_end=fit.keep_end)
         work = await self._run([(self._pairs, pair) for pair in parts], fit, started_s, job.deadline)
         logits = work.vectors[:, 0].astype(np.float64)
         return Scored(logits if job.raw else sigmoid(logits), work)
@@ -94,11 +95,12 @@ class CrossEncoder:
         single = SingleTemplate(tokenizer.special_tokens)
         fit = _Fit(job.truncate, job.keep_end, None, job.name, place)
         alone = [text[0] for text in job.texts if len(text) == 1]
-        ids = iter(await tokenizer.encode_bare(alone, self._most(single, fit)))
+        ids = iter(await tokenizer.encode_bare(alone, self._most(single, fit), ends=fit.keep_end))
         both = [text for text in job.texts if len(text) == 2]
         texts = PairTexts([pair[0] for pair in both], [pair[1] for pair in both])
         most = self._most(self._pairs, fit)
-        pairs = iter(await self._pairs.encode(texts, tokenizer, most) if both else [])
+        encoded = await self._pairs.encode(texts, tokenizer, most, keep_end=fit.keep_end) if both else []
+        pairs = iter(encoded)
         parts: list[tuple[Template, Parts]] = [
             (single, (next(ids),)) if len(text) == 1 else (self._pairs, next(pairs)) for text in job.texts
         ]
@@ -129,9 +131,9 @@ class CrossEncoder:
         return limit if fit.max_tokens is None else min(limit, fit.max_tokens)
 
     def _most(self, template: Template, fit: _Fit) -> int | None:
-        """To how many tokens ends will be cut; None: more may matter, to say it or to keep it."""
+        """To how many tokens they will be cut; None: more may matter, to say it."""
         room = self._limit(fit) - template.overhead
-        return room if fit.truncate and not fit.keep_end and room > 1 else None
+        return room if fit.truncate and room > 1 else None
 
     def _fit(self, template: Template, parts: Parts, fit: _Fit, index: int) -> Parts:
         limit = self._limit(fit)

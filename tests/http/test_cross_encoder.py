@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from transformers import (
 
 from gateway.options import GatewayOptions
 from gateway.templates import QWEN3_BODY, QWEN3_INSTRUCTION, QWEN3_PREFIX, QWEN3_SUFFIX
+from gateway.tokenization.ends import SPACE, end_of
 from gateway.tokenization.huggingface import HuggingFaceTokenizer
-from rose.batch import Engine
+from rose.batch import Engine, Int32
 from rose.engine import load_engine
 from rose.engine_options import EngineOptions
 from tests.fakes import FakeEngine, fake_info
@@ -32,6 +33,7 @@ from tests.http.served import Served, byte_tokenizer, serving
 
 QUERY = "what is a rose"
 TEXTS = ["a flower", "a rose is a rose", "steel, and how to make it: " + "blow " * 20, "A Flower"]
+LONG = "word " * 200_000  # a million characters
 LABELS = {0: "contradiction", 1: "entailment", 2: "neutral"}
 YES, NO = 261, 262
 
@@ -269,6 +271,42 @@ async def test_the_template_of_a_chat_is_never_cut() -> None:
     assert (ids[: len(prefix)], ids[-len(suffix) :]) == (prefix, suffix)
     body_text = QWEN3_BODY.format(instruction=QWEN3_INSTRUCTION, query=QUERY, document="x" * 2000)
     assert ids[len(prefix) : -len(suffix)] == backend.encode(body_text).ids[: 512 - len(prefix) - len(suffix)]
+
+
+class Counting(HuggingFaceTokenizer):
+    """It parts texts as the compiled tokenizers do. chars: of all that it was given to tokenise."""
+
+    chars = 0
+
+    def encode(self, texts: Sequence[str], max_tokens: int | None = None) -> list[Int32]:
+        self.chars += sum(map(len, texts))
+        return super().encode(texts, max_tokens)
+
+    def encode_ends(self, texts: Sequence[str], max_tokens: int) -> list[Int32]:
+        return self.encode([end_of(text, 6 * max_tokens, SPACE) for text in texts])
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "template"),
+    [
+        ("/rerank", {"query": QUERY, "texts": [LONG]}, None),
+        ("/rerank", {"query": QUERY, "texts": [LONG]}, "qwen3"),
+        ("/score", {"text_1": QUERY, "text_2": LONG}, None),
+        ("/predict", {"inputs": LONG}, None),
+        ("/predict", {"inputs": [[QUERY, LONG]]}, None),
+    ],
+)
+async def test_a_beginning_that_is_cut_off_is_not_tokenised(
+    path: str, body: dict[str, Any], template: str | None
+) -> None:
+    info = replace(fake_info(dimensions=1), task="score", labels=("score",), score_template=template)
+    engine, tokenizer = FakeEngine(info=info), Counting(chat_tokenizer() if template else bert_tokenizer())
+    async with serving(engine=engine, tokenizer=tokenizer) as server:
+        cut_left = {**body, "truncate": True, "truncation_direction": "left"}
+        assert (await server.embed(cut_left, path=path)).status == 200
+    [batch] = engine.batches
+    assert len(batch.input_ids) == 512
+    assert tokenizer.chars < 20_000
 
 
 async def test_pairs_of_many_requests_share_batches_by_tokens() -> None:
