@@ -78,10 +78,9 @@ async def test_a_step_that_never_ends_fails_all_and_the_probes() -> None:
 
 
 class Scripted(FakeEngine):
-    """Ends its steps as it is told, the first that has two sequences with `ending`. spoilt: the batch of that one.
+    """Ends its steps when told to, the first of two sequences with `ending`. spoilt: the batch of that one.
 
-    A batch of one may come before it: where tasks begin at once (Python 3.12 on) the first request is launched
-    alone.
+    One of one sequence may come before: where tasks begin at once (Python 3.12) the first request goes alone.
     """
 
     def __init__(self, ending: BatchResult | EngineError) -> None:
