@@ -31,7 +31,7 @@ from gateway.tracing import Tracing
 from rose.errors import OutOfMemoryError, StepError
 from scheduler.options import SchedulerOptions
 from tests.fakes import FakeEngine
-from tests.http.fleets import fleet
+from tests.http.fleets import fleet, settled
 from tests.http.served import Served, serving, until
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -301,9 +301,10 @@ async def test_every_work_route_is_traced_by_its_name(tokenizer: HuggingFaceToke
 
 @asynccontextmanager
 async def in_front(*replicas: Served, exporter: InMemorySpanExporter) -> AsyncIterator[Served]:
-    """A gateway over these servers, with traces of its own."""
+    """A gateway over these servers, all of them in service, with traces of its own."""
     tracing = Tracing(SimpleSpanProcessor(exporter))
     async with fleet(*replicas, tracing=tracing) as found:
+        await settled(found, *["ready"] * len(replicas))
         app = create_app(GatewayOptions(), found.balancer, found.fleet.info, None, tracing=tracing)
         runner = await listen(app, "127.0.0.1", 0)
         gateway = Served(runner, replicas[0].engine, replicas[0].batcher)
