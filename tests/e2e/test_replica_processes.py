@@ -107,6 +107,8 @@ def test_a_killed_engine_costs_no_request_and_comes_back(three: ServerProcess) -
         async with aiohttp.ClientSession(three.url, connector=connector) as session:
             clients = [asyncio.create_task(client(session, number)) for number in range(24)]
             await asyncio.sleep(0.5)
+            os.kill(pid, signal.SIGSTOP)  # or nothing might be under way there at the moment of its death
+            await asyncio.to_thread(wait_until, lambda: replicas(three)[name]["outstanding_tokens"] > 0)
             os.kill(pid, signal.SIGKILL)
             await asyncio.sleep(1.5)
             ended.set()
