@@ -6,6 +6,8 @@ from types import TracebackType
 
 from tqdm import tqdm
 
+_FORMAT = "{percentage:3.0f}%|{bar}| {n:,}/{total:,} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+
 
 class Bar:
     """Rows done of all, rows/s, the time left, and tokens/s of each worker."""
@@ -13,7 +15,13 @@ class Bar:
     def __init__(self, rows: int, done: int, workers: int) -> None:
         """rows: of the job. done: of them, by earlier runs. workers: engines that share the tokens."""
         self._bar = tqdm(
-            total=rows, initial=done, unit=" rows", unit_scale=True, disable=None, smoothing=0.05
+            total=rows,
+            initial=done,
+            unit=" rows",
+            disable=None,
+            smoothing=0.05,
+            miniters=1,  # else it guesses how often to look, and a slower part is shown late
+            bar_format=_FORMAT,
         )
         self._workers = workers
         self._tokens = 0

@@ -41,7 +41,7 @@ class Work:
     run: str
 
 
-# Runs shards; tells each outcome, and rows and tokens as they are written.
+# Runs shards; tells each outcome, and rows and tokens as they are embedded.
 Runner = Callable[[Work, Callable[[Outcome], None], Callable[[int, int], None]], None]
 
 

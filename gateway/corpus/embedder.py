@@ -6,7 +6,7 @@ The same steps as a request's, by the same functions; but a row at fault is reje
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,8 @@ _JOB_SEQS, _JOB_TOKENS = 128, 8192
 class Embedder:
     """Turns windows into vectors, several at once.
 
-    gate: bounds what waits for the device; enough does to keep it busy.
+    gate: bounds what waits for the device; enough does to keep it busy. tell: called with rows that got their
+    values or a reason, and their tokens.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Embedder:
         tokenizer: TokenizerPool,
         scheduler: Scheduler,
         gate: Gate,
+        tell: Callable[[int, int], None],
     ) -> None:
         """Raises CorpusError for a model that gives no vectors, or options that it does not take."""
         if info.task != "embed":
@@ -51,6 +53,7 @@ class Embedder:
         self._tokenizer = tokenizer
         self._scheduler = scheduler
         self._gate = gate
+        self._tell = tell
         self._vocab_size = info.vocab_size
         self._max_tokens = max_tokens(info)
         self._normalize = info.normalize if options.normalize is None else options.normalize
@@ -71,6 +74,7 @@ class Embedder:
         sequences = await self._sequences(window)
         window.texts = []
         window.tokens = sum(map(len, sequences.values()))
+        self._tell(window.size - len(sequences), 0)
         jobs = [self._run(window, sequences, places) for places in _jobs(sequences)]
         await asyncio.gather(*jobs)
         return window
@@ -118,6 +122,7 @@ class Embedder:
         except (StepFailed, ApiError) as error:
             if len(places) == 1:
                 window.reasons[places[0]] = str(error)
+                self._tell(1, len(sequences[places[0]]))
                 return
             middle = len(places) // 2
             await self._place(window, sequences, places[:middle])
@@ -126,6 +131,7 @@ class Embedder:
         if window.values is None:
             window.values = _empty(len(window.rows), values)
         window.values[places] = values
+        self._tell(len(places), sum(len(sequences[place]) for place in places))
 
 
 def _empty(rows: int, like: NDArray[Any]) -> NDArray[Any]:

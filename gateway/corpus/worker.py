@@ -42,7 +42,7 @@ _BATCHES_AHEAD = 4
 
 
 class Progress:
-    """Called on the worker's loop whenever rows are written; counts what goes on."""
+    """Called on the worker's loop whenever rows are embedded or rejected; counts what goes on."""
 
     def __init__(self, tell: Callable[[int, int], None] = lambda rows, tokens: None) -> None:
         """tell: rows, rejected ones too, and tokens."""
@@ -91,7 +91,9 @@ class ShardWorker:
         self._batcher = batcher
         tokens = _BATCHES_AHEAD * min(scheduler.max_budget_tokens, engine.info.max_batch_tokens)
         gate = Gate(tokens)
-        self._embedder = Embedder(self._options, engine.info, self._tokenizer, batcher, gate)
+        self._embedder = Embedder(
+            self._options, engine.info, self._tokenizer, batcher, gate, self._progress.tell
+        )
         about = {"model": engine.info.model, "weights": self._model.digest, "prompt": self._embedder.prompt}
         dimensions = self._embedder.dimensions
         self._schema = part_schema(self._options, dimensions, self._id_type, about)
@@ -184,7 +186,6 @@ class ShardWorker:
             if self._qdrant is not None:
                 await self._qdrant.upsert(window)
             self._progress.hold(-window.size)
-            self._progress.tell(window.size, window.tokens)
             self._slots.release()
 
     async def _in_writer(self, work: Callable[..., T], *arguments: Any) -> T:

@@ -36,8 +36,8 @@ runner = GraphRunner(device, replace(LIMITS, mode="all"))
 runner.capture_all([key_of(64 * n) for n in (5, 4, 3)], lambda key: device.staged)
 
 from gateway.corpus.bar import Bar as CorpusBar
-with CorpusBar(1000, 0, 1) as bar:
-    bar.advance(500, 5000)
+with CorpusBar(2400, 0, 1) as bar:
+    bar.advance(1200, 5000)
 
 from loadgen.progress import Bar as SuiteBar
 with SuiteBar(2) as bar:
@@ -49,7 +49,7 @@ SEEN = (
     r"Fetching 5 files[^\r]* \d+%\|",
     r"loading weights[^\r]* \d+%\|",
     r"capturing CUDA graphs[^\r]* \d+%\|",
-    r"[^\r]* 50%\|[^\r]*tokens/s a worker",
+    r"[^\r]* 50%\|[^\r]*\| 1,200/2,400 \[[^\r]* rows/s, [^\r]*tokens/s a worker",
     r"a case +\|[^\r]*\| 0\.5/2 ",
 )
 
