@@ -17,7 +17,7 @@ from gateway.tokenization.kernels.arrays import (
     Int64,
     signed,
 )
-from gateway.tokenization.kernels.jit import array_at, entry, inner
+from gateway.tokenization.kernels.jit import array_at, inner
 from gateway.tokenization.kernels.merges import (
     ADDED,
     CLASSES,
@@ -112,10 +112,5 @@ def _encode_text(text: Bytes, span: tuple[int, int], memory: Int64) -> int:
     return OK
 
 
-_each_text = each_text(_encode_text)
-
-
-@entry
-def encode(text: bytes, memory: int, num_texts: int, first: int, most: int) -> int:
-    """See Kernel.run. The arrays of its own: of Tables, Scratch and Words."""
-    return _each_text(text, memory, num_texts, first, most)
+# See Kernel.run. The arrays of its own: of Tables, Scratch and Words.
+encode = each_text(_encode_text)

@@ -22,7 +22,7 @@ from gateway.tokenization.kernels.arrays import (
     Int64,
     signed,
 )
-from gateway.tokenization.kernels.jit import array_at, bytes_of, inner, inner_of, numbers_at
+from gateway.tokenization.kernels.jit import array_at, bytes_of, entry_of, inner, inner_of, numbers_at
 from gateway.tokenization.kernels.words import MAX_WORD, find, hash_of, recall, remember
 
 # Places in a kernel's state: where the next id goes, where a text's own ids end at the latest, and what is
@@ -31,12 +31,12 @@ OUT, LIMIT, MISSING = range(3)
 
 
 def each_text(encode_text: Callable[..., int]) -> Callable[[bytes, int, int, int, int], int]:
-    """A function that has encode_text(text, span, memory) write the ids of each text from the `first` on.
+    """Machine code that has encode_text(text, span, memory) write the ids of each text from the `first` on.
 
     It takes what Kernel.run takes. A function that is handed over when it is called could not be kept.
     """
 
-    @inner_of(encode_text)
+    @entry_of(encode_text)
     def of_each_text(text: bytes, address: int, num_texts: int, first: int, most: int) -> int:
         memory, blob = numbers_at(address, 2 * MOST_ARRAYS), bytes_of(text)
         state, starts = array_at(memory, STATE, np.int64), array_at(memory, TEXTS, np.int64)

@@ -39,7 +39,7 @@ from gateway.tokenization.kernels.charsmap import (
     RISKY,
     shortest,
 )
-from gateway.tokenization.kernels.jit import array_at, entry, inner
+from gateway.tokenization.kernels.jit import array_at, inner
 from gateway.tokenization.kernels.paths import (
     ADDED,
     ALONE,
@@ -388,10 +388,5 @@ def _encode_text(text: Bytes, span: tuple[int, int], memory: Int64) -> int:
     return code
 
 
-_each_text = each_text(_encode_text)
-
-
-@entry
-def encode(text: bytes, memory: int, num_texts: int, first: int, most: int) -> int:
-    """See Kernel.run. The arrays of its own: of Charsmap, Tables, Scratch and Words."""
-    return _each_text(text, memory, num_texts, first, most)
+# See Kernel.run. The arrays of its own: of Charsmap, Tables, Scratch and Words.
+encode = each_text(_encode_text)

@@ -31,7 +31,7 @@ from gateway.tokenization.kernels.arrays import (
     UInt8,
     signed,
 )
-from gateway.tokenization.kernels.jit import array_at, entry, inner
+from gateway.tokenization.kernels.jit import array_at, inner
 from gateway.tokenization.kernels.texts import LIMIT, MISSING, OUT, each_text, each_word
 from gateway.tokenization.kernels.trie import child_of, id_of, starts_key
 from gateway.tokenization.kernels.utf8 import code_point, width
@@ -228,10 +228,5 @@ def _encode_text(text: Bytes, span: tuple[int, int], memory: Int64) -> int:
         at += width(lead)
 
 
-_each_text = each_text(_encode_text)
-
-
-@entry
-def encode(text: bytes, memory: int, num_texts: int, first: int, most: int) -> int:
-    """See Kernel.run. The arrays of its own: of Tables, the word's u8[w], and of Words."""
-    return _each_text(text, memory, num_texts, first, most)
+# See Kernel.run. The arrays of its own: of Tables, the word's u8[w], and of Words.
+encode = each_text(_encode_text)
