@@ -18,7 +18,7 @@ from typing import Any
 from gateway.replicas.choice import choose
 from gateway.replicas.chunks import MOST_TOKENS, Chunk, ChunkQueue, chunk_limits, split
 from gateway.replicas.errors import Busy, Expired, Lost, NotSent, Rejected, ReplicaError, Unavailable
-from gateway.replicas.replica import Replica
+from gateway.replicas.replica import Replica, why_none_serves
 from rose.batch import NO_TOKEN_OUTPUTS, BatchResult, EngineInfo, Int32, TokenOutput
 from scheduler.admission import check_room, job_size
 from scheduler.errors import Draining, NoReplica, SchedulerError, StepFailed, StepOutOfMemory
@@ -182,8 +182,7 @@ class Balancer:
             raise self._none_serves()
 
     def _none_serves(self) -> NoReplica:
-        reasons = "; ".join(f"{replica.name}: {replica.reason}" for replica in self.replicas[:3])
-        return NoReplica(f"no replica serves ({reasons or 'there is none'})", RETRY_AFTER_S)
+        return NoReplica(why_none_serves(self.replicas), RETRY_AFTER_S)
 
     def _fail_unserved(self) -> None:
         """What waits ends if there is nobody left to wait for."""

@@ -28,6 +28,7 @@ from gateway.replicas import parent
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.options import ReplicaOptions
 from gateway.replicas.processes import ChildFailed, ChildProcess
+from gateway.replicas.replica import why_none_serves
 from gateway.startup import Port
 from gateway.tokenization.late import LateTokenizer
 from gateway.tokenization.loading import load_tokenizer
@@ -229,6 +230,8 @@ class Server:
         known = self._model.known(folder)
         fleet = Fleet(replicas, self._options.scheduler, known, children, self._tracing)
         logger.info("waiting for replicas; until one serves, %s answers 503", self._port.url)
+        if not children:
+            self._port.why_not_ready = lambda: why_none_serves(fleet.replicas)
         try:
             balancer = await fleet.start()
         except ChildFailed as error:

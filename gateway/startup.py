@@ -10,7 +10,7 @@ import errno
 import os
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -96,6 +96,7 @@ class Port:
     """One listening socket and what answers on it: first "loading", later the application.
 
     Connections opened while loading are closed after their answer, so that later ones reach the application.
+    why_not_ready: what is told until then.
     """
 
     def __init__(self, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
@@ -107,6 +108,7 @@ class Port:
         self._listeners: list[asyncio.Server] = []
         self._loading: web.AppRunner | None = None
         self._running: web.AppRunner | None = None
+        self.why_not_ready: Callable[[], str] = lambda: "the model is still loading"
 
     @property
     def url(self) -> str:
@@ -120,7 +122,7 @@ class Port:
 
     async def open(self, *, dashboard: bool = False) -> None:
         """Answer: /health is 200, the rest 503 with Retry-After. dashboard: the page at / is there, too."""
-        self._loading = await prepare(_loading_app(pages() if dashboard else {}))
+        self._loading = await prepare(_loading_app(pages() if dashboard else {}, self))
         loop = asyncio.get_running_loop()
         listen = loop.create_server if self._path is None else loop.create_unix_server
         for listening in (self._socket, *(self._socket.dup() for _ in range(_ACCEPTS_A_TURN - 1))):
@@ -163,14 +165,14 @@ def _url(listening: socket.socket, scheme: str) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _loading_app(shown: Mapping[str, Page]) -> web.Application:
+def _loading_app(shown: Mapping[str, Page], port: Port) -> web.Application:
     app = web.Application()
     strays = app[STRAYS] = Strays(GatewayMetrics())
     strays.shapes |= {path: work.shape for work in WORK for path in work.paths}
     app.router.add_get(HEALTH_PATH, _alive)
     for path, page in shown.items():
         app.router.add_get(path, _showing(page))
-    app.router.add_route(hdrs.METH_ANY, "/{path:.*}", _not_ready, expect_handler=strays.expectation)
+    app.router.add_route(hdrs.METH_ANY, "/{path:.*}", _refusing(port), expect_handler=strays.expectation)
     return app
 
 
@@ -193,8 +195,11 @@ async def _alive(request: web.Request) -> web.Response:
     return response
 
 
-async def _not_ready(request: web.Request) -> web.Response:
-    headers = ((str(hdrs.RETRY_AFTER), _RETRY_AFTER_S),)
-    error = ApiError(ErrorKind.UNAVAILABLE, "the model is still loading", headers=headers, closes=True)
-    error.shape = request.app[STRAYS].shapes.get(request.path)
-    return refuse(request, error)
+def _refusing(port: Port) -> Handler:
+    async def not_ready(request: web.Request) -> web.StreamResponse:
+        headers = ((str(hdrs.RETRY_AFTER), _RETRY_AFTER_S),)
+        error = ApiError(ErrorKind.UNAVAILABLE, port.why_not_ready(), headers=headers, closes=True)
+        error.shape = request.app[STRAYS].shapes.get(request.path)
+        return refuse(request, error)
+
+    return not_ready

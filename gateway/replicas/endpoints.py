@@ -93,12 +93,16 @@ async def addresses(url: str) -> list[Endpoint]:
 
 
 class Listing:
-    """The replicas that are listed now: `urls`, and those in `file`. What cannot be read stays as it was."""
+    """The replicas that are listed now: `urls`, and those in `file`. What cannot be read stays as it was.
+
+    nowhere: URLs whose names never had an address since they are listed, and why, as of the last look.
+    """
 
     def __init__(self, urls: Iterable[str], file: Path | None) -> None:
         self._urls = tuple(urls)
         self._file = file
         self._in_file: list[str] = []
+        self.nowhere: dict[str, str] = {}
         self._known: dict[str, list[Endpoint]] = {}
         self._complaints: dict[str, str] = {}
 
@@ -111,6 +115,7 @@ class Listing:
             except (OSError, ValueError) as error:
                 self._complain(str(self._file), f"the replicas in {self._file} stay as they were: {error}")
         urls = dict.fromkeys((*self._urls, *self._in_file))
+        self.nowhere = {url: why for url, why in self.nowhere.items() if url in urls}
         found = await asyncio.gather(*map(self._find, urls))
         self._known = dict(zip(urls, found, strict=True))
         return {endpoint for endpoints in found for endpoint in endpoints}
@@ -120,8 +125,13 @@ class Listing:
             found = await addresses(url)
         except OSError as error:
             known = self._known.get(url, [])
-            self._complain(url, f"{url} has no address now, {len(known)} from before stay: {error}")
+            why = f"its name has no address: {error.strerror or error}"
+            if not known:
+                self.nowhere[url] = why
+            stay = f"; {len(known)} from before stay" if known else "; it is looked up again and again"
+            self._complain(url, f"replica {url}: {why}{stay}")
             return known
+        self.nowhere.pop(url, None)
         self._complaints.pop(url, None)
         return found
 

@@ -52,6 +52,7 @@ class Fleet:
         self._tracing = tracing
         self._listing = Listing(options.urls, options.file)
         self._members: dict[Endpoint, Member] = {}
+        self._nowhere: dict[str, Replica] = {}
         self._times = ChunkTimes()
         self._clients: dict[Replica, ReplicaClient] = {}
         self._leaving: set[asyncio.Task[None]] = set()
@@ -79,8 +80,8 @@ class Fleet:
 
     @property
     def replicas(self) -> list[Replica]:
-        """Those that are listed now."""
-        return [member.replica for member in self._members.values()]
+        """Those that are listed now; one whose name has no address, too."""
+        return [*(member.replica for member in self._members.values()), *self._nowhere.values()]
 
     async def start(self) -> Balancer:
         """Look for replicas; done when all children serve, and without children when the first replica does.
@@ -152,7 +153,19 @@ class Fleet:
                 self._remove(endpoint)
             for endpoint in sorted(listed - self._members.keys(), key=lambda endpoint: endpoint.name):
                 self._add(endpoint)
+            self._show(self._listing.nowhere)
             await asyncio.sleep(LOOK_S)
+
+    def _show(self, nowhere: Mapping[str, str]) -> None:
+        """Have a replica that never serves for each URL without an address: there is nobody to ask."""
+        before = self._nowhere
+        self._nowhere = {
+            url: before.get(url) or Replica(url, self._times, self._state_changed) for url in nowhere
+        }
+        for url, replica in self._nowhere.items():
+            replica.eject(nowhere[url])
+        if self._nowhere.keys() != before.keys():
+            self._list_again()
 
     def _add(self, endpoint: Endpoint, stuck: Callable[[], None] = lambda: None) -> None:
         replica = Replica(endpoint.name, self._times, self._state_changed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 
 from gateway.replicas.pace import ChunkTimes, median
@@ -21,6 +21,8 @@ _PACED_CHUNKS, _MEMORY = 9, 0.9
 # Added to all times that are compared: how long the fastest chunks take is chance.
 _NOISE_S = 0.002
 _HALF_LIFE_S = 3.0
+# Replicas that a message names.
+_MOST_NAMED = 3
 # One that takes less than so many times as long as another is as fast.
 SAME_PACE = 2.5
 
@@ -193,3 +195,10 @@ class Replica:
             f"<Replica {self.name} {self.state.value}, {self.outstanding_tokens} tokens in"
             f" {self.outstanding_chunks} chunks>"
         )
+
+
+def why_none_serves(replicas: Sequence[Replica]) -> str:
+    """What is said where all of these are out of service."""
+    named = [f"{replica.name}: {replica.reason or replica.state.value}" for replica in replicas[:_MOST_NAMED]]
+    more = [f"{len(replicas) - _MOST_NAMED} more"] if len(replicas) > _MOST_NAMED else []
+    return f"no replica serves ({'; '.join([*named, *more]) or 'there is none'})"

@@ -13,6 +13,7 @@ from gateway.exchange import Answer
 from gateway.media import Media
 from gateway.options import GatewayOptions
 from gateway.pipeline import Scheduler, max_tokens
+from gateway.replicas.replica import why_none_serves
 from gateway.schemas import Status, encode
 from rose.batch import EngineInfo
 
@@ -49,7 +50,7 @@ class Health:
         self._drain.check()
         self.live()
         if self._fleet is not None and not self._fleet.ready:
-            raise ApiError(ErrorKind.UNAVAILABLE, "no replica serves")
+            raise ApiError(ErrorKind.UNAVAILABLE, why_none_serves(self._fleet.replicas))
         return _status("ready")
 
 
