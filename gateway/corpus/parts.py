@@ -27,6 +27,7 @@ DTYPES: dict[VectorType, Dtype] = {
     "bits": Dtype.UBINARY,
 }
 _ARROW = {"float32": pa.float32(), "float16": pa.float16(), "int8": pa.int8(), "bits": pa.uint8()}
+_VALUES = "vector.list.element"  # the column of a part in which the vectors' values are
 _REJECTED = pa.schema(
     [("file", pa.string()), ("row", pa.int64()), ("id", pa.string()), ("reason", pa.string())]
 )
@@ -114,9 +115,11 @@ def writing(store: Store, shard: Shard, schema: Any, opener: Opener) -> Iterator
 @contextmanager
 def _parquet(store: Store, shard: Shard, schema: Any) -> Iterator[Any]:
     with store.writing(part_name(shard)) as stream:
-        compression = dict.fromkeys(("file", "row", "id"), "zstd") | {"vector.list.element": "none"}
+        compression = dict.fromkeys(("file", "row", "id"), "zstd") | {_VALUES: "none"}
+        # Parquet has no bytes: plain, int8 and bits take four each; as indices into 256 values they take one.
+        by_index = ["file", _VALUES] if schema.field("vector").type.value_type.bit_width == 8 else ["file"]
         writer = pq.ParquetWriter(
-            stream, schema, compression=compression, use_dictionary=["file"], write_statistics=["row", "id"]
+            stream, schema, compression=compression, use_dictionary=by_index, write_statistics=["row", "id"]
         )
         try:
             yield writer

@@ -124,6 +124,18 @@ def test_types_are_those_of_the_api(
     np.testing.assert_allclose(raw, cast(cut.astype(np.float32), None, dtype), atol=2e-3)
 
 
+@pytest.mark.parametrize(
+    ("vectors", "most"), [("float32", 4.0), ("float16", 2.0), ("int8", 1.0), ("bits", 1 / 8)]
+)
+def test_a_value_takes_no_more_than_its_type(tmp_path: Path, vectors: str, most: float) -> None:
+    info = fake_info(dimensions=1024, has_int8=True)
+    texts = [f"text number {number}" for number in range(400)]
+    source = write_parquet(tmp_path / "in.parquet", {"text": texts})
+    embed(source, tmp_path / "out", fake_model(FakeEngine(info=info)), vectors=vectors)
+    (part,) = (tmp_path / "out").glob("*.parquet")
+    assert part.stat().st_size <= most * 400 * 1024 * 1.05 + 8000
+
+
 def test_normalisation_and_prompts(tmp_path: Path) -> None:
     source = write_parquet(tmp_path / "in.parquet", {"text": ["some"]})
     embed(source, tmp_path / "a", normalize=False)
