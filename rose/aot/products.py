@@ -120,5 +120,6 @@ DEFAULT_PRODUCTS = tuple(
         "fp8-128x192x128-pingpong-2x1",
         "fp8-swiglu-128x128x128-pingpong-1x2",
         "fp8-swiglu-128x192x128-pingpong-2x1",
+        "fp8-swiglu-fp8-128x192x128-pingpong-2x1",
     )
 )
