@@ -187,6 +187,14 @@ def test_soon_products_are_compiled_for_all_numbers_of_rows_up_to_the_largest(se
     served.engine.close()
 
 
+@pytest.mark.parametrize("most", [64, 512, 4096, 16_384])
+def test_of_numbers_of_tokens_at_random_a_few_percent_are_padding(most: int) -> None:
+    """What docs/tuning.md says of a CPU's steps."""
+    counts = range(1, most + 1)
+    rows = sum(map(row_bucket, counts))
+    assert 0.02 <= 1 - sum(counts) / rows < 0.045
+
+
 def test_padding_is_counted_and_never_above_what_a_step_takes() -> None:
     served = serve("minilm")
     for lengths in ([33], [50, 50, 50, 49], [32]):
