@@ -179,7 +179,7 @@ def _engine(page: Page, stats: Mapping[str, Any]) -> None:
         ("sequences_total", "Sequences in those steps.", "sequences"),
         ("tokens_total", "Tokens in those steps.", "tokens"),
         ("non_finite_sequences_total", "Rows with a NaN or infinity, not served.", "non_finite_sequences"),
-        ("padded_tokens_total", "Tokens of padding that ran besides, in graphs and in a CPU's steps.", "padded_tokens"),
+        ("padded_tokens_total", "Tokens of padding besides, of graphs and a CPU's steps.", "padded_tokens"),
     ):
         page.counter(f"rose_{name}", meaning, stats.get(key, 0))
     page.gauge("rose_running_steps", "Steps launched and not finished.", stats.get("in_flight", 0))
