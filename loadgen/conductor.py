@@ -92,7 +92,7 @@ def _run(
     running = _start(clients, case, target, setting)
     go_s = soon_s()
     for client in running:
-        client.pipe.send(Go(go_s))
+        _tell(client.pipe, Go(go_s))
     if any(stream.is_open for stream in case.streams):
         start_s, end_s = go_s + case.limits.warmup_s, go_s + case.limits.warmup_s + case.limits.max_s
         settled = True
@@ -102,7 +102,7 @@ def _run(
         end_s = _measure(running, start_s, case.limits, progress)
     for client in running:
         if client.recording is None:
-            client.pipe.send(Stop())
+            _tell(client.pipe, Stop())
     _collect(running, case.limits)
     progress(1.0)
     return tuple(_stream_run(stream, running, (go_s, start_s, end_s), settled) for stream in case.streams)
@@ -123,14 +123,21 @@ def _start(clients: Clients, case: Case, target: Target, setting: Setting) -> li
             timeout_s=limits.timeout_s,
             keep=setting.keep,
         )
-        pipe.send(job)
+        _tell(pipe, job)
         running.append(_Running(stream, pipe))
     failed = [message for client in running if (message := _prepared(client.pipe))]
     if failed:
         for client in running:
-            client.pipe.send(Stop())
+            _tell(client.pipe, Stop())
         raise LoadgenError(failed[0])
     return running
+
+
+def _tell(pipe: Connection, message: object) -> None:
+    try:
+        pipe.send(message)
+    except ConnectionError as error:
+        raise ClientLostError("a client process died") from error
 
 
 def _prepared(pipe: Connection) -> str | None:

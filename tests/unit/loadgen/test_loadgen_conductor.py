@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from loadgen.conductor import _done_since, _Running, _settled
-from loadgen.plan import Shape, Stream
+from loadgen.conductor import ClientLostError, Setting, _done_since, _Running, _settled, run_case
+from loadgen.plan import Case, Limits, Shape, Source, Stream, Target
+from loadgen.processes import Ready
 from loadgen.recording import Beat
 
 
@@ -46,3 +47,38 @@ def test_nothing_of_the_warm_up_counts_as_measured(start_s: float, counted: int)
     """Beats at 1 to 5 s: answers between the start and the beat after it may be older than the start."""
     assert _done_since([client([10, 20, 30, 40, 50])], start_s) == counted
     assert _done_since([client([10, 20, 30, 40, 50]), client([])], start_s) == counted
+
+
+class Gone:
+    """Clients of one process that dies after it was sent so many messages; and its pipe."""
+
+    def __init__(self, sends: int) -> None:
+        self._left = sends
+        self.discarded = False
+
+    def pipes(self, count: int) -> list[Gone]:
+        assert count == 1
+        return [self]
+
+    def discard(self) -> None:
+        self.discarded = True
+
+    def send(self, message: object) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise BrokenPipeError
+
+    def poll(self, timeout_s: float) -> bool:
+        return True
+
+    def recv(self) -> object:
+        return Ready()
+
+
+@pytest.mark.parametrize("sends", [0, 1], ids=["a job", "go"])
+def test_a_client_that_is_dead_when_it_is_told_something_is_lost(sends: int) -> None:
+    clients, case = Gone(sends), Case("1×8", "latency", (Stream(Shape(1, 8, 8)),), Limits())
+    target, setting = Target("A", "127.0.0.1", 1, "openai"), Setting(Source(100))
+    with pytest.raises(ClientLostError, match="a client process died"):
+        run_case(clients, case, target, setting, lambda fraction: None)  # type: ignore[arg-type]
+    assert clients.discarded
