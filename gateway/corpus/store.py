@@ -125,6 +125,8 @@ class Store:
         selector = fs.FileSelector(self.path(folder).rstrip("/"), allow_not_found=True)
         try:
             found = self.filesystem.get_file_info(selector)
+        except FileNotFoundError:  # allowed, but it was made before pyarrow asked whether it is there
+            return {}
         except OSError as error:
             raise OutputError.of(error, folder or self.url, "read") from error
         return {info.base_name: info.size or 0 for info in found if info.type == fs.FileType.File}

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyarrow import fs
 from pyarrow import parquet as pq
 
 from gateway.corpus import lock
@@ -131,6 +132,20 @@ def test_a_killed_shard_leaves_nothing_at_its_name(bucket: str) -> None:
         assert store.sizes("") == {}
         raise KeyError
     assert store.sizes("") == store.sizes("_corpus/tmp") == {}
+
+
+class Late:
+    """A filesystem that does not find a folder which is there by the time it asks whether it is."""
+
+    def get_file_info(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
+        assert selector.allow_not_found
+        raise FileNotFoundError(f"Cannot list directory {selector.base_dir!r}")
+
+
+def test_a_folder_that_is_made_while_it_is_looked_for_has_nothing_yet(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    store.filesystem = Late()
+    assert store.sizes("_corpus/done") == {}
 
 
 def test_of_two_that_take_a_lock_at_once_one_goes_on(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
