@@ -34,7 +34,7 @@ class _Workspace:
 
     def __init__(self, kernel: Kernel, template: SpecialTokens) -> None:
         self._kernel = kernel
-        self._run = called_directly(kernel.run, b"", 0, 0, 0, 0)
+        self.run = called_directly(kernel.run, b"", 0, 0, 0, 0)
         self._word_bytes = _WORD_BYTES
         self.is_modest = True  # whether it is worth keeping
         self._scratch = kernel.scratch(_WORD_BYTES)
@@ -50,22 +50,14 @@ class _Workspace:
         )
         self._addresses()
 
-    def encode_one(self, text: bytes, most: int) -> Int32 | None:
-        """A text's ids with the template, at most `most` of its own; None: it is referred."""
-        while (answer := self._run(text, self._memory, 1, 0, most)) & _CODE:
-            if answer & _CODE == REFER:
-                return None
-            self._provide(answer & _CODE, len(text))
-        return self._ids[: answer >> CODE_BITS].copy()
-
     def encode(self, texts: Sequence[bytes], most: int) -> tuple[list[Int32], list[int]]:
-        """Rows as of encode_one, empty ones of texts that are referred; and which these are."""
+        """Ids of each text with the template, at most `most` of its own; and which texts are referred."""
         if len(texts) >= len(self._output.texts):
             self._make_room_for(len(texts))
         np.cumsum([len(text) for text in texts], out=self._output.texts[1 : len(texts) + 1])
         blob, first = b"".join(texts), 0
         referred: list[int] = []
-        while code := self._run(blob, self._memory, len(texts), first, most) & _CODE:
+        while code := self.run(blob, self.memory, len(texts), first, most) & _CODE:
             first = int(self._output.cursor[0])
             if code == REFER:
                 referred.append(first)
@@ -91,11 +83,11 @@ class _Workspace:
 
     def _addresses(self) -> None:
         out = self._output
-        self._ids = out.ids
+        self.ids = out.ids
         self.is_modest = max(self._word_bytes, len(out.ids), len(out.bounds)) <= _KEPT
         own = (*self._kernel.arrays, *self._scratch, *self._words)
         self._arrays = addresses_of([*self._output, self._state, *own])
-        self._memory: int = self._arrays.ctypes.data
+        self.memory: int = self._arrays.ctypes.data
 
     def _make_room_for(self, num_texts: int) -> None:
         bounds, texts = np.zeros((2, 2 * num_texts), np.int64)
@@ -145,47 +137,35 @@ class CompiledTokenizer:
 
     def encode(self, texts: Sequence[str], max_tokens: int | None = None) -> list[Int32]:
         """Ids of each text, i32[n], with the template. max_tokens: cut as SpecialTokens.truncate does."""
-        around = self._around
-        most = _NO_LIMIT if max_tokens is None else max(max_tokens - around, 0)
-        rows, referred = (
-            self._encode_one(texts[0], most) if len(texts) == 1 else self._encode_all(texts, most)
-        )
-        if referred:
-            again = self._reference.encode([texts[index] for index in referred], max_tokens)
-            for index, row in zip(referred, again, strict=True):
-                rows[index] = row
-        if max_tokens is not None and max_tokens < around:
-            rows = [self._template.truncate(row, max_tokens) for row in rows]
-        return rows
-
-    def _encode_one(self, text: str, most: int) -> tuple[list[Int32], Sequence[int]]:
-        """As _encode_all: half of the time that a short text takes is what a list of texts needs.
-
-        Each call of a function takes as long as some tokens, so there are few.
-        """
+        most = _NO_LIMIT if max_tokens is None else max(max_tokens - self._around, 0)
+        if len(texts) != 1 or len(texts[0]) > _IDS or most == 0:
+            return self._encode_all(texts, max_tokens)
+        # A call of a function takes as long as some tokens, so most single texts take no other of ours.
         try:
-            prepared = self._prepare(text)
-        except UnicodeEncodeError:  # a lone surrogate
-            return [_EMPTY], (0,)
-        if prepared is None:
-            return [_EMPTY], (0,)
-        try:
-            workspace = self._workspaces.pop()
-        except IndexError:
-            workspace = _Workspace(self._kernel, self._template)
-        row = workspace.encode_one(prepared, most)
-        if workspace.is_modest:
-            self._workspaces.append(workspace)
-        return ([_EMPTY], (0,)) if row is None else ([row], ())
+            prepared, workspace = self._prepare(texts[0]), self._workspaces.pop()
+        except (UnicodeEncodeError, IndexError):  # a lone surrogate; all workspaces are in use
+            return self._encode_all(texts, max_tokens)
+        answer = REFER if prepared is None else workspace.run(prepared, workspace.memory, 1, 0, most)
+        row = workspace.ids[: answer >> CODE_BITS].copy()
+        self._workspaces.append(workspace)
+        return self._encode_all(texts, max_tokens) if answer & _CODE else [row]
 
-    def _encode_all(self, texts: Sequence[str], most: int) -> tuple[list[Int32], Sequence[int]]:
-        """The texts' rows, and which of them are left to the library."""
+    def _encode_all(self, texts: Sequence[str], max_tokens: int | None) -> list[Int32]:
+        """As encode, whatever the texts are."""
+        most = _NO_LIMIT if max_tokens is None else max(max_tokens - self._around, 0)
         prepared = [self._prepared(text) for text in texts]
         workspace = self._take()
         rows, referred = workspace.encode([text or b"" for text in prepared], most)
         if workspace.is_modest:
             self._workspaces.append(workspace)
-        return rows, referred + [index for index, text in enumerate(prepared) if text is None]
+        referred += [index for index, text in enumerate(prepared) if text is None]
+        if referred:
+            again = self._reference.encode([texts[index] for index in referred], max_tokens)
+            for index, row in zip(referred, again, strict=True):
+                rows[index] = row
+        if max_tokens is not None and max_tokens < self._around:
+            rows = [self._template.truncate(row, max_tokens) for row in rows]
+        return rows
 
     def encode_ends(self, texts: Sequence[str], max_tokens: int) -> list[Int32]:
         """See Tokenizer. Reads as much of a text's end as that takes, where it can be parted."""

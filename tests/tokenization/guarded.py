@@ -92,14 +92,14 @@ def _workspace(guard: Guard) -> type[compiled._Workspace]:
 
         def _addresses(self) -> None:
             run = self._kernel.run
-            self._run = lambda text, *others: run(guard.text(text), *others)
+            self.run = lambda text, *others: run(guard.text(text), *others)
             self._output = Output(*map(guard.array, self._output))
             self._scratch = [guard.array(array, written=False) for array in self._scratch]
             self._words = Words(*map(guard.array, self._words))
             self._state = guard.array(self._state)
             super()._addresses()
             self._arrays = guard.array(self._arrays)
-            self._memory = self._arrays.ctypes.data
+            self.memory = self._arrays.ctypes.data
 
     return Workspace
 
