@@ -33,7 +33,7 @@ from tests.wire import EMBED, read_answer
 GROWTH_BYTES, SLACK_BYTES = 1e6, 8e6
 GPU_GROWTH_BYTES = 64e6
 # Of the host, for a CUDA graph of 230 kernels on driver 580: the heap grew by 370 MB with the first 257, by
-# 30 with 18 more. Graphs are bounded (--max-graphs), and rare shapes are captured late: no growth by requests.
+# 30 with 18 more. Graphs are bounded (--max-graphs), and rare shapes are captured late.
 GRAPH_BYTES = 1.6e6
 P99_GROWTH = 1.2
 LENGTHS = 512  # different requests
