@@ -15,8 +15,12 @@ TEXT_BYTES_PER_TOKEN = 4.0
 FAILURES_PER_GPU_HOUR = 419 / (54 * 24 * 16_384)
 # A dead actor's replacement: process, model, first steps. An assumption.
 RESTART_S = 120.0
-# Of one prefix of S3. Source: its documentation, "at least 3,500 PUT requests per second per prefix".
-PUTS_PER_S, PUTS_PER_SHARD = 3500.0, 3
+# Of one prefix of S3. Source: its documentation, "at least 3,500 PUT/COPY/POST/DELETE [...] per second".
+WRITES_PER_S = 3500.0
+# A larger file is begun, uploaded in parts of this size, and ended. Seen of pyarrow 26.
+UPLOAD_BYTES = 10 << 20
+# Of a shard beside its part: the marker, and a file of rejected rows.
+WRITES_BESIDE = 2
 # Of small objects read by a rerun's driver: 16 at once, 20 ms each. An assumption.
 MARKERS_PER_S = 800.0
 # Memory that a driver takes for a shard of its plan, and may take for all. The second is an assumption.
@@ -108,6 +112,12 @@ def plan(question: Question) -> Answer:
     )
 
 
+def writes(part_bytes: float) -> int:
+    """Requests by which S3 has all of a shard whose part has so many bytes."""
+    uploads = ceil(part_bytes / UPLOAD_BYTES)
+    return WRITES_BESIDE + (1 if uploads <= 1 else uploads + 2)
+
+
 def _lost_s(shard_s: float) -> float:
     """Seconds that failures add to a shard: half of it again, and a start, as often as they come."""
     return FAILURES_PER_GPU_HOUR / 3600 * shard_s * (shard_s / 2 + RESTART_S)
@@ -126,8 +136,12 @@ def _limits(question: Question, rate: float, shard_s: float, shards: int) -> lis
         Limit(f"the driver counts lines of {kind} for as long as the GPUs then work", counted / text_per_s)
         for kind, counted in COUNTED_BYTES_PER_S.items()
     ]
+    part_bytes = question.rows_a_shard * dimensions(question.model) * VALUE_BYTES["float32"]
     limits.append(
-        Limit("the object store takes no more PUTs of one prefix", PUTS_PER_S * shard_s / PUTS_PER_SHARD)
+        Limit(
+            "the object store takes no more requests of one prefix, of float32 vectors",
+            WRITES_PER_S * shard_s / writes(part_bytes),
+        )
     )
     limits.append(Limit("a rerun reads markers for as long as the GPUs work", MARKERS_PER_S * shard_s))
     limits.append(Limit("there is a shard for each GPU and no more", float(shards)))

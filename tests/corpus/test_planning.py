@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import server
-from gateway.corpus.capacity import Question, plan
+from gateway.corpus.capacity import Question, plan, writes
 from gateway.corpus.measured import SPEEDS, extrapolated, speed
 
 COMMAND = re.compile(r"^```\n\$ python server\.py corpus (--plan .*)\n((?:.*\n)*?)```$", re.MULTILINE)
@@ -86,6 +86,17 @@ def test_more_gpus_than_shards_do_not_help() -> None:
     few, many = (plan(Question(1e6, 512, "bge-m3", gpus=gpus)) for gpus in (16, 1000))
     assert few.shards == 16
     assert many.hours == few.hours
+
+
+def test_a_large_part_is_uploaded_in_pieces() -> None:
+    """A part of 65 536 rows of 1024 values in float32 and in int8, as moto's S3 was asked by pyarrow 26."""
+    assert writes(268_913_573) == 26 + 2 + 2
+    assert writes(67_721_545) == 7 + 2 + 2
+    assert writes(9_439_622) == 1 + 2
+    question = Question(1e12, 512, "pplx-embed", shard_rows=1_000_000, shard_bytes=20_000_000_000)
+    [limit] = [limit for limit in plan(question).limits if "object store" in limit.name]
+    seconds = 1e6 / speed("pplx-embed", 512)
+    assert limit.gpus == pytest.approx(3500 * seconds / (4.096e9 / (10 << 20)), rel=0.02)
 
 
 def test_the_first_limit_is_the_lowest() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.corpus import lock
+from gateway.corpus.capacity import WRITES_BESIDE, writes
 from gateway.corpus.errors import CorpusError
 from gateway.corpus.store import Store
 from rose.errors import EngineDeadError
@@ -133,3 +134,14 @@ def test_a_driver_that_is_killed_holds_nobody_up(server: S3Server, bucket: str) 
     assert (status, summary["shards_of_this_run"]) == (0, SHARDS - len(done)), err
     assert markers(out).items() >= done.items()
     check_complete(out, ROWS)
+
+
+@pytest.mark.parametrize(("nbytes", "most"), [(9 << 20, 1), (21 << 20, 3)])
+def test_a_larger_file_is_uploaded_in_parts(server: S3Server, bucket: str, nbytes: int, most: int) -> None:
+    """As gateway/corpus/capacity.py counts them; a server that is slow to answer may be asked again."""
+    with Store(f"{bucket}/out").writing("large") as stream:
+        for _ in range(nbytes >> 20):
+            stream.write(bytes(1 << 20))
+    asked = [line.partition(" ")[0] for line in server.asked if line.endswith("/out/large")]
+    assert asked.count("PUT") >= most == writes(nbytes) - WRITES_BESIDE - 2 * ("POST" in asked)
+    assert ("POST" in asked) == (most > 1)
