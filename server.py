@@ -322,7 +322,10 @@ def load_model(args: argparse.Namespace) -> LoadedModel:
     folder = resolve(args.model, args.load_format)
     path = folder.path / "tokenizer.json"
     if not path.is_file():
-        raise ModelLoadError(f"{args.model} has no tokenizer.json here; give --model a folder that has one")
+        advice = "give --model a folder that has one beside its config.json"
+        if args.load_format == "dummy":
+            advice += ", or leave out --load-format dummy"
+        raise ModelLoadError(f"{args.model} has no tokenizer.json here; {advice}")
     tokenizer = load_tokenizer(path)
     tokenizer.start()
     dummy = args.load_format == "dummy"

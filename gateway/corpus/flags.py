@@ -113,7 +113,8 @@ def _add_job_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--redo",
         action="store_true",
-        help="embed all anew, also with another model, type or column than before",
+        help="embed all anew, also with another model, type or column than before; OUT's vectors are "
+        "removed, points that an earlier run wrote to Qdrant are not: delete its collection first",
     )
     group.add_argument(
         "--refuse-duplicate-ids",

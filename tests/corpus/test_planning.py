@@ -143,8 +143,18 @@ def test_wrong_flags_are_refused_in_one_line(
     assert printed.count("\n") == 1
 
 
+def test_help_says_what_redo_leaves(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        server.main(["corpus", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "points that an earlier run wrote to Qdrant are not" in text
+
+
 def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
     flags = ["--model", "bge-small", "--load-format", "dummy", "--summary", str(tmp_path / "s.json")]
     assert server.corpus([str(tmp_path / "in.jsonl"), str(tmp_path / "out"), *flags]) == 1
-    assert "bge-small has no tokenizer.json here" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "bge-small has no tokenizer.json here; give --model a folder that has one" in printed
+    assert "leave out --load-format dummy" in printed
+    assert printed.count("\n") == 1
