@@ -67,6 +67,11 @@ def test_a_printed_command_is_taken_by_its_parser(
         assert program.startswith(("docs/", "tests/browser/"))  # the next test looks at it
 
 
+def named(words: str) -> set[str]:
+    """The flags among them."""
+    return {word.strip("[]") for word in words.split() if re.match(r"\[?--", word)}
+
+
 @cases([*PRINTED, *SPOKEN], "python", "python3")
 def test_programs_files_and_flags_exist(words: list[str]) -> None:
     for word in words:
@@ -81,8 +86,10 @@ def test_programs_files_and_flags_exist(words: list[str]) -> None:
         program = words[0]
     assert (pages.ROOT / program).is_file()
     top = program.split("/")[0]
-    named = {word.strip("[]") for word in words if re.match(r"\[?--", word)}
-    assert named <= (flags_of(*ROOMS) | OF_SERVER if top == "server.py" else flags_of(top))
+    own, _, of_server = " ".join(words).partition(" -- ")
+    flags = flags_of(*ROOMS) | OF_SERVER
+    assert named(of_server) <= flags
+    assert named(own) <= (flags if top == "server.py" else flags_of(top))
 
 
 @cases([*PRINTED, *SPOKEN], "make")
