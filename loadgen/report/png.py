@@ -18,6 +18,7 @@ def write(chart: Chart, path: Path) -> bool:
     except ImportError:
         return False
     # A bare Figure draws by Agg; pyplot would look for a display and keep every figure alive.
+    plain = FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "125" else "")
     figure = Figure(figsize=(9, 4.8), layout="constrained")
     axes = figure.subplots()
     for number, series in enumerate(chart.series):
@@ -30,6 +31,10 @@ def write(chart: Chart, path: Path) -> bool:
     axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
     axes.set_xscale("log" if chart.log_x else "linear")
     axes.set_yscale("log" if chart.log_y else "linear")
+    if chart.log_y:
+        axes.yaxis.set_major_formatter(plain)
+        axes.yaxis.set_minor_formatter(plain)
+    axes.margins(y=0.15)  # room for what is said below the lowest point
     if chart.tail:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_label(chart, value)))
     axes.grid(alpha=0.3)
