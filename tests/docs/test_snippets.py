@@ -37,11 +37,12 @@ def test_curl_gets_a_vector(minilm: ServerProcess) -> None:
 
 
 def test_every_python_program_runs(minilm: ServerProcess, repo_root: Path) -> None:
-    [openai] = pages.blocks(repo_root / "README.md", "python")
-    names = run(openai, minilm)
-    rows = [item.embedding for item in names["answer"].data]
+    openai, msgpack = pages.blocks(repo_root / "README.md", "python")
     texts = ["a red rose", "a white lily"]
-    np.testing.assert_allclose(rows, [embedded(minilm, text) for text in texts], atol=1e-5)
+    wanted = [embedded(minilm, text) for text in texts]
+    rows = [item.embedding for item in run(openai, minilm)["answer"].data]
+    np.testing.assert_allclose(rows, wanted, atol=1e-5)
+    np.testing.assert_allclose(run(msgpack, minilm)["embed"](texts), wanted, atol=1e-5)
 
 
 def test_metrics_that_tuning_looks_at_are_exported(minilm: ServerProcess, repo_root: Path) -> None:
