@@ -203,26 +203,31 @@ class Balancer:
                 chunk.task.cancel()
 
     def _turn(self) -> None:
-        """Send what can be sent now, and come back when a replica's pause ends."""
-        while (taken := self._queue.take(self._place)) is not None:
+        """Send what can be sent now, and come back when a replica's pause ends.
+
+        What found no room and what is waited for are judged at one moment: if a pause ended between two looks
+        at the clock, nobody would come back to what waits.
+        """
+        now_s = self._clock()
+        while (taken := self._queue.take(partial(self._place, now_s=now_s))) is not None:
             self._dispatch(*taken)
+            now_s = self._clock()
         if self._pause_timer is not None:
             self._pause_timer.cancel()
             self._pause_timer = None
         if self._queue.num_seqs:
-            now_s = self._clock()
             pauses = [replica.paused_s(now_s) for replica in self.replicas if replica.in_service]
             wait_s = min((pause for pause in pauses if pause > 0), default=0.0)
             if wait_s:
                 self._pause_timer = asyncio.get_running_loop().call_later(wait_s, self._turn)
 
-    def _place(self, chunk: Chunk) -> Replica | None:
+    def _place(self, chunk: Chunk, now_s: float) -> Replica | None:
         """Where `chunk` may go now; where it failed only if nobody else serves."""
         replicas = self.replicas
         if chunk.tried:
             serving = [replica for replica in replicas if replica.in_service]
             replicas = [replica for replica in serving if replica not in chunk.tried] or serving
-        return choose(replicas, chunk.num_tokens, self._clock(), self._rng)
+        return choose(replicas, chunk.num_tokens, now_s, self._rng)
 
     def _dispatch(self, chunk: Chunk, replica: Replica) -> None:
         now_s, job = self._clock(), chunk.job

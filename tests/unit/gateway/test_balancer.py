@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any
@@ -254,6 +255,27 @@ async def test_retry_after_is_honoured() -> None:
     assert await ask(bench, sequences(5)) == [None]
     assert asyncio.get_running_loop().time() == pytest.approx(2.5, abs=0.01)
     assert bench.replicas[0].failures == 0
+
+
+def test_a_pause_that_ends_between_two_looks_at_the_clock_leaves_nobody_waiting() -> None:
+    """The loop's clock stands still in a turn, ours does not: timers end a little before or after a pause."""
+
+    async def scenario(seed: int) -> None:
+        bench, loop, rng = Bench(1), asyncio.get_running_loop(), random.Random(seed)
+        ahead_s, at_s = 0.0, 0.0
+
+        def clock() -> float:
+            nonlocal ahead_s, at_s
+            ahead_s = rng.uniform(-5e-6, 0.0) if loop.time() > at_s else ahead_s + rng.uniform(0.0, 2e-6)
+            at_s = loop.time()
+            return at_s + ahead_s
+
+        bench.balancer._clock = clock
+        bench.remotes[0].script.append(Busy("full", 0.5))
+        assert await ask(bench, sequences(5)) == [None]
+
+    for seed in range(300):
+        run_virtual(scenario(seed))  # a deadlock there is an error
 
 
 @virtual
