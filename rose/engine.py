@@ -81,7 +81,6 @@ def load_engine(folder: Path, options: EngineOptions, *, dummy: bool, model_name
         with shown(stored, None if dummy else stored_bytes(folder)) as read:
             weights = _weights(read, config, settled)
             model = build_model(config, weights, dtype, device, token_bucket(settled.max_batch_tokens))
-        # One more than steps may be in flight, for what overwrites the activations after a NaN.
         backends = load_backends(model.attention_spec)
         info = _info(model_name, config, settled, tuple(backends))
         return _start(_Loaded(model, backends, info, _limits(info, config)), options, device)

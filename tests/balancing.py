@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import wraps
 from typing import Any
 
 from gateway.balancer import Balancer
 from gateway.replicas.chunks import Chunk
 from gateway.replicas.pace import ChunkTimes
 from gateway.replicas.replica import Replica
-from rose.batch import BatchResult, EngineInfo, RaggedBatch
+from rose.batch import BatchResult, EngineInfo, Int32, RaggedBatch
 from scheduler.options import SchedulerOptions
 from tests.fakes import fake_info, fake_tokens, fake_vectors
+from tests.scheduling import assert_answers, sequence
+from tests.virtual_loop import run_virtual
 
 INFO = fake_info(max_batch_tokens=4096, max_batch_seqs=64)
 S_A_TOKEN = 1e-5
@@ -97,3 +100,29 @@ class Bench:
 
     async def _send(self, replica: Replica, chunk: Chunk, left_s: float | None) -> BatchResult:
         return await next(r for r in self.remotes if r.replica is replica).run(chunk, left_s)
+
+
+Scenario = Callable[..., Coroutine[Any, Any, None]]
+
+
+def virtual(scenario: Scenario) -> Callable[..., None]:
+    """Run a test in virtual time."""
+
+    @wraps(scenario)
+    def test(*args: Any, **kwargs: Any) -> None:
+        run_virtual(scenario(*args, **kwargs))
+
+    return test
+
+
+def sequences(count: int, length: int = 10, first: int = 0) -> list[Int32]:
+    return [sequence(length, first=first + 20 * index) for index in range(count)]
+
+
+async def ask(bench: Bench, *jobs: list[Int32], **settings: Any) -> list[Any]:
+    """Results, each checked, or errors."""
+
+    async def one(job: list[Int32]) -> None:
+        assert_answers(await bench.balancer.run(job, **settings), job)
+
+    return await asyncio.gather(*(one(job) for job in jobs), return_exceptions=True)
