@@ -19,6 +19,7 @@ from rose.kernels.pooling import LastHidden, norm_gather_rows, norm_mean_pool, p
 from rose.kernels.rope import rope_table
 from rose.layers.compile_ahead import compile_ahead, row_counts
 from rose.layers.decoder import DecoderLayer, DecoderReader, weight_keys
+from rose.layers.decoder_stack import DecoderStack
 from rose.layers.fp8_decoder import Fp8DecoderLayer, read_layer
 from rose.layers.fp8_weights import Fp8Weights
 from rose.layers.fused_decoder import FusedDecoder
@@ -57,6 +58,7 @@ class Qwen3Model:
         self._table = read.tensor("embed_tokens.weight", config.vocab_size, config.hidden_size)
         self._layers: list[DecoderLayer | Fp8DecoderLayer]
         self._fused: FusedDecoder | None = None
+        self._stack: DecoderStack | None = None
         self._keys: tuple[WeightKey, ...] = ()  # products in FP8 have no plans
         indices = range(config.num_layers)
         if isinstance(weights, Fp8Weights):
@@ -65,6 +67,7 @@ class Qwen3Model:
             layers = [read.layer(index, cos_sin) for index in indices]
             self._layers = [*layers]
             self._fused = FusedDecoder.of(layers, max_tokens, fused_gemm)
+            self._stack = DecoderStack.of(layers, self.attention_spec)
             self._keys = weight_keys(config)
         self._norm = read.norm("norm.weight")
         partials = max(map(partial_elements, self._keys), default=0)
@@ -84,6 +87,9 @@ class Qwen3Model:
         embedded = EmbeddedTokens(rows.residual, rows.hidden, rows.positions)
         first, last = self._layers[0], self._layers[-1]
         embed_tokens(batch.input_ids, batch.cu_seqlens, self._table, first.input_norm, embedded)
+        if self._stack is not None and self._stack.takes(batch.num_tokens):
+            self._pool(batch, rows, self._stack(batch, rows), outputs)
+            return
         product: torch.Tensor | None = first.project(rows)
         fused, num_tokens = self._fused, len(rows.hidden)
         whole = fused is not None and fused.takes(num_tokens)
@@ -102,22 +108,26 @@ class Qwen3Model:
             else:
                 fused.follow(index, layer.mix(rows), rows)
         last.attend(batch, rows, product)
-        self._pool(batch, rows, outputs)
-
-    def _pool(self, batch: DeviceBatch, rows: DecoderBuffers, outputs: Outputs) -> None:
-        """The rest of the last layer and the pooling: of all rows, or of one a sequence."""
-        last = self._layers[-1]
-        if self.config.pooling == "mean":
-            hidden = LastHidden(last.mix(rows), rows.residual, self._norm)
-            norm_mean_pool(hidden, batch.bounds, outputs, self._scratch)
-            self._give_tokens(hidden, rows, outputs)
-            return
-        which: Which = "last" if self.config.pooling == "last" else "first"
         # More sequences than rows are padding; then there is nothing to pick.
-        if batch.num_seqs <= batch.num_tokens and not outputs.tokens:
-            rows, which = last.pick(batch, rows, which), "only"
-        hidden = LastHidden(last.mix(rows), rows.residual, self._norm)
-        norm_gather_rows(hidden, batch.cu_seqlens, which, outputs)
+        if self.config.pooling == "mean" or batch.num_seqs > batch.num_tokens or outputs.tokens:
+            self._pool(batch, rows, last.mix(rows), outputs)
+            return
+        picked = last.pick(batch, rows, self._which)
+        hidden = LastHidden(last.mix(picked), picked.residual, self._norm)
+        norm_gather_rows(hidden, batch.cu_seqlens, "only", outputs)
+
+    @property
+    def _which(self) -> Which:
+        """The row of a sequence that is its vector."""
+        return "last" if self.config.pooling == "last" else "first"
+
+    def _pool(self, batch: DeviceBatch, rows: DecoderBuffers, mixed: torch.Tensor, outputs: Outputs) -> None:
+        """From what the last layer's `mix` returned of all rows."""
+        hidden = LastHidden(mixed, rows.residual, self._norm)
+        if self.config.pooling == "mean":
+            norm_mean_pool(hidden, batch.bounds, outputs, self._scratch)
+        else:
+            norm_gather_rows(hidden, batch.cu_seqlens, self._which, outputs)
         self._give_tokens(hidden, rows, outputs)
 
     def _give_tokens(self, last: LastHidden, rows: DecoderBuffers, outputs: Outputs) -> None:

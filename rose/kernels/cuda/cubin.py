@@ -1,50 +1,77 @@
-"""The file that holds the compiled kernels of skinny_gemm.cu, and how it is known to fit this source.
+"""The files that hold the compiled kernels of this folder's sources, and how they are known to fit them.
 
 Free of torch, so that a build needs none of it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from rose.aot.manifest import sha256_of
 
 log = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("skinny_gemm.cu")
-CUBIN_NAME = "skinny-gemm-sm_90a.cubin"
-RECORD_NAME = "skinny-gemm-sm_90a.json"
+
+@dataclass(frozen=True, slots=True)
+class CudaSource:
+    """A file of kernels, compiled into one cubin. path: the .cu; it may include the headers beside it."""
+
+    path: Path
+
+    @property
+    def cubin_name(self) -> str:
+        """Of the compiled file, such as "skinny-gemm-sm_90a.cubin"."""
+        return f"{self.path.stem.replace('_', '-')}-sm_90a.cubin"
+
+    @property
+    def record_name(self) -> str:
+        """Of what describes the compiled file."""
+        return self.cubin_name.replace(".cubin", ".json")
+
+    def sha256(self) -> str:
+        """Of the source and all headers beside it."""
+        files = [self.path, *sorted(self.path.parent.glob("*.cuh"))]
+        return hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
 
 
-def write_record(folder: Path, versions: Mapping[str, str]) -> None:
+SKINNY_GEMM = CudaSource(Path(__file__).with_name("skinny_gemm.cu"))
+DECODER_STACK = CudaSource(Path(__file__).with_name("decoder_stack.cu"))
+SOURCES = (SKINNY_GEMM, DECODER_STACK)
+
+
+def write_record(source: CudaSource, folder: Path, versions: Mapping[str, str]) -> None:
     """Describe the cubin in `folder`: what it was built from, and itself."""
     record = {
-        "source_sha256": sha256_of(SOURCE),
-        "sha256": sha256_of(folder / CUBIN_NAME),
+        "source_sha256": source.sha256(),
+        "sha256": sha256_of(folder / source.cubin_name),
         "versions": dict(versions),
     }
-    (folder / RECORD_NAME).write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    (folder / source.record_name).write_text(json.dumps(record, indent=1) + "\n", "utf-8")
 
 
-def find_cubin(folders: Iterable[Path]) -> Path | None:
-    """The first intact cubin that was built from this source; None, with a log line a rejected file."""
+def find_cubin(source: CudaSource, folders: Iterable[Path]) -> Path | None:
+    """The first intact cubin that was built from `source`; None, with a log line a rejected file."""
     for folder in folders:
-        path = folder / CUBIN_NAME
-        if not (folder / RECORD_NAME).is_file():
+        path, record_path = folder / source.cubin_name, folder / source.record_name
+        if not record_path.is_file():
             continue
         try:
-            record = json.loads((folder / RECORD_NAME).read_text("utf-8"))
+            record = json.loads(record_path.read_text("utf-8"))
             built_from, sha256 = record["source_sha256"], record["sha256"]
         except (ValueError, KeyError, TypeError) as error:
-            log.warning("ignored %s: %s: %s", folder / RECORD_NAME, type(error).__name__, error)
+            log.warning("ignored %s: %s: %s", record_path, type(error).__name__, error)
             continue
-        if built_from != sha256_of(SOURCE):
-            log.warning("ignored %s: built from another version of %s; build it again", path, SOURCE.name)
+        if built_from != source.sha256():
+            log.warning(
+                "ignored %s: built from another version of %s; build it again", path, source.path.name
+            )
         elif not path.is_file() or sha256_of(path) != sha256:
-            log.warning("ignored %s: it is not the file that %s describes", path, RECORD_NAME)
+            log.warning("ignored %s: it is not the file that %s describes", path, source.record_name)
         else:
             return path
     return None

@@ -1,0 +1,169 @@
+"""Launches decoder_stack.cu: all layers of a small Qwen3 in one cooperative kernel."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rose.kernels.cuda.cubin import DECODER_STACK
+from rose.kernels.cuda.library import CudaLibrary, cuda_library
+from rose.kernels.cuda.plan import CHUNK, SHARED_BYTES, token_tile
+from rose.kernels.cuda.views import gated_view, half_head_view, plain_view
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_TOKENS = 128
+# What the kernel is compiled for.
+HIDDEN, INNER, QUERY_HEADS, KEY_HEADS, HEAD_DIM = 1024, 3072, 16, 8, 128
+_BLOCKS, _THREADS, _SPLITS, _PARTS, _GROUPS, _COUNTER_WORDS = 128, 192, 8, 7, 8, 8
+_MAP_BYTES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class StackLayer:
+    """A layer's weights, bf16 and contiguous. heads: the norms of queries and keys [2, 128].
+
+    mlp, following: norms of the MLP's input and of the next layer's [1024]; the last layer's is not read.
+    """
+
+    qkv: Tensor
+    output: Tensor
+    gate_up: Tensor
+    down: Tensor
+    heads: Tensor
+    mlp: Tensor
+    following: Tensor
+
+
+class _Stack(ctypes.Structure):
+    """`Stack` in decoder_stack.cu."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weights", "layers")),
+        *((name, ctypes.c_void_p) for name in ("hidden", "residual", "qkv", "context", "narrow", "partials")),
+        *((name, ctypes.c_void_p) for name in ("squares", "angles", "positions", "offsets", "counters")),
+        *((name, ctypes.c_int) for name in ("num_layers", "num_tokens", "num_seqs", "causal")),
+        *((name, ctypes.c_float) for name in ("eps", "scale")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StackRows:
+    """A batch of T rows on the device, all contiguous.
+
+    residual [T, 1024]: the embeddings; afterwards what the last layer's MLP is to be added to.
+    hidden [T, 1024]: these, normed for the first layer; afterwards the last layer's MLP.
+    qkv [T, 4096], context [T, 2048], narrow [T, 3072]: overwritten. positions: i32[T]. offsets: i32[S+1].
+    """
+
+    residual: Tensor
+    hidden: Tensor
+    qkv: Tensor
+    context: Tensor
+    narrow: Tensor
+    positions: Tensor
+    offsets: Tensor
+
+
+class StackKernels:
+    """All layers of one model. angles: f32[P, 128], cosines and sines. scale: on q·k. eps: of all norms."""
+
+    def __init__(
+        self,
+        library: CudaLibrary,
+        layers: Sequence[StackLayer],
+        angles: Tensor,
+        *,
+        eps: float,
+        scale: float,
+        causal: bool,
+    ) -> None:
+        self._library = library
+        device = angles.device
+        self._layers = tuple(layers)  # keeps their memory
+        self._weights = torch.frombuffer(bytearray(self._maps()), dtype=torch.uint8).to(device)
+        pointers = [[layer.heads.data_ptr(), layer.mlp.data_ptr(), layer.following.data_ptr()] for layer in layers]
+        self._norms = torch.tensor(pointers, dtype=torch.int64, device=device)
+        self._angles = angles
+        self._squares = torch.zeros((QUERY_HEADS + KEY_HEADS) * MAX_TOKENS * 2, device=device)
+        self._partials = torch.zeros(_SPLITS * MAX_TOKENS * HIDDEN, dtype=torch.bfloat16, device=device)
+        counters = len(layers) * _PARTS * _GROUPS * _COUNTER_WORDS
+        self._counters = torch.zeros(counters, dtype=torch.int32, device=device)
+        self._numbers = {"num_layers": len(layers), "causal": int(causal), "eps": eps, "scale": scale * _LOG2_E}
+        together = library.driver.CUlaunchAttribute()
+        together.id = library.driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        together.value.cooperative = 1
+        self._attributes = [together]
+
+    def launch(self, rows: StackRows, stream: int) -> None:
+        """Enqueue all layers of 1 to 128 rows on `stream`, torch's current one.
+
+        Raises:
+            CudaError: the driver refused it.
+        """
+        self._counters.zero_()
+        num_tokens = len(rows.hidden)
+        stack = _Stack(
+            weights=self._weights.data_ptr(),
+            layers=self._norms.data_ptr(),
+            hidden=rows.hidden.data_ptr(),
+            residual=rows.residual.data_ptr(),
+            qkv=rows.qkv.data_ptr(),
+            context=rows.context.data_ptr(),
+            narrow=rows.narrow.data_ptr(),
+            partials=self._partials.data_ptr(),
+            squares=self._squares.data_ptr(),
+            angles=self._angles.data_ptr(),
+            positions=rows.positions.data_ptr(),
+            offsets=rows.offsets.data_ptr(),
+            counters=self._counters.data_ptr(),
+            num_tokens=num_tokens,
+            num_seqs=len(rows.offsets) - 1,
+            **self._numbers,
+        )
+        tile = token_tile(num_tokens)
+        maps = [
+            self._library.tensor_map(x.data_ptr(), (x.shape[1], num_tokens), (x.shape[1] * 2,), (CHUNK, tile))
+            for x in (rows.hidden, rows.context, rows.narrow)
+        ]
+        self._library.launch(f"decoder_stack_{tile}", self._config(stream), (*maps, stack))
+
+    def _config(self, stream: int) -> Any:
+        driver = self._library.driver
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.blockDimX = _BLOCKS, _THREADS
+        config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
+        config.sharedMemBytes = SHARED_BYTES
+        config.attrs, config.numAttrs = self._attributes, len(self._attributes)
+        config.hStream = driver.CUstream(stream)
+        return config
+
+    def _maps(self) -> bytes:
+        """The weights' tensor maps, in the order that the kernel counts them in."""
+        views = (
+            view(weight.data_ptr(), *weight.shape)
+            for layer in self._layers
+            for view, weight in (
+                (half_head_view, layer.qkv),
+                (plain_view, layer.output),
+                (gated_view, layer.gate_up),
+                (plain_view, layer.down),
+            )
+        )
+        maps = [self._library.tensor_map(*view) for view in views]
+        return b"".join(ctypes.string_at(int(one.getPtr()), _MAP_BYTES) for one in maps)
+
+
+_LOG2_E = 1.4426950408889634
+
+
+@functools.cache
+def stack_library() -> CudaLibrary | None:
+    """The compiled kernel for torch's current device; None as of `cuda_library`."""
+    return cuda_library(DECODER_STACK)

@@ -1,0 +1,29 @@
+"""How the copy engine sees a weight [N, K] in bf16: address, sizes, strides in bytes and box, innermost first.
+
+A box is what one request brings: 64 columns of the 64 rows that a warpgroup multiplies.
+"""
+
+from __future__ import annotations
+
+from rose.kernels.cuda.plan import CHUNK, TILE_ROWS
+
+View = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+def plain_view(address: int, n: int, k: int) -> View:
+    """Rows as they are."""
+    return address, (k, n), (k * 2,), (CHUNK, TILE_ROWS)
+
+
+def gated_view(address: int, n: int, k: int) -> View:
+    """A gate over an up projection as [N / 16][2][8][K]: 8 rows of the gate, the same 8 of up, and so on."""
+    return address, (k, 8, 2, n // 16), (k * 2, n * k, k * 16), (CHUNK, 8, 2, TILE_ROWS // 16)
+
+
+def half_head_view(address: int, n: int, k: int) -> View:
+    """Heads of 128 rows as [N / 128][8][2][8][K]: 8 rows, the 8 that are 64 further, and so on.
+
+    Half a box holds dimensions that the other half's are rotated with.
+    """
+    row = k * 2
+    return address, (k, 8, 2, 8, n // 128), (row, 64 * row, 8 * row, 128 * row), (CHUNK, 8, 2, 4, 1)

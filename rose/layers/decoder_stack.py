@@ -1,0 +1,88 @@
+"""All layers of a small Qwen3 in one kernel, for batches of few tokens; see decoder_stack.cu."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+
+from rose.kernels.cuda import stack
+from rose.kernels.cuda.stack import StackKernels, StackLayer, StackRows, stack_library
+
+if TYPE_CHECKING:
+    from rose.attention.base import AttentionSpec
+    from rose.device_batch import DeviceBatch
+    from rose.kernels.cuda.library import CudaLibrary
+    from rose.layers.decoder import DecoderLayer
+    from rose.layers.workspace import DecoderBuffers
+
+
+class DecoderStack:
+    """The layers of one model. At 1x128 on an H200 they are launched as 196 kernels otherwise."""
+
+    def __init__(self, kernels: StackKernels) -> None:
+        self._kernels = kernels
+
+    @classmethod
+    def of(
+        cls, layers: Sequence[DecoderLayer], spec: AttentionSpec, library: CudaLibrary | None = None
+    ) -> DecoderStack | None:
+        """None if the kernel is not built for this device, or not compiled for layers of this shape.
+
+        library: the compiled kernel, if not that of torch's current device.
+        """
+        if spec.window is not None or spec.dtype is not torch.bfloat16 or not all(map(_fits, layers)):
+            return None
+        library = library or stack_library()
+        if library is None:
+            return None
+        rope = layers[0].rope
+        weights = [_weights(layer, after) for layer, after in pairwise([*layers, layers[0]])]
+        kernels = StackKernels(
+            library, weights, rope.cos_sin, eps=rope.eps, scale=spec.scale, causal=spec.causal
+        )
+        return cls(kernels)
+
+    @staticmethod
+    def takes(num_tokens: int) -> bool:
+        """Whether the kernel has room for so many rows."""
+        return num_tokens <= stack.MAX_TOKENS
+
+    def __call__(self, batch: DeviceBatch, rows: DecoderBuffers) -> torch.Tensor:
+        """From embeddings in rows.residual, normed in rows.hidden, through all layers.
+
+        Returns what is still to be added to rows.residual, as DecoderLayer.mix does.
+        """
+        given = StackRows(
+            residual=rows.residual,
+            hidden=rows.hidden,
+            qkv=rows.qkv,
+            context=rows.context,
+            narrow=rows.narrow,
+            positions=rows.positions,
+            offsets=batch.cu_seqlens,
+        )
+        self._kernels.launch(given, torch.cuda.current_stream().cuda_stream)
+        return rows.hidden
+
+
+def _fits(layer: DecoderLayer) -> bool:
+    """Whether the kernel is compiled for such a layer, and its norms share one eps."""
+    rope = layer.rope
+    heads = (rope.num_heads, rope.num_kv_heads, rope.head_dim)
+    if heads != (stack.QUERY_HEADS, stack.KEY_HEADS, stack.HEAD_DIM) or rope.weight is None or rope.bias is not None:
+        return False
+    if layer.down.weight is None or layer.down.weight.shape != (stack.HIDDEN, stack.INNER):
+        return False
+    return layer.input_norm.eps == layer.mlp_norm.eps == rope.eps
+
+
+def _weights(layer: DecoderLayer, following: DecoderLayer) -> StackLayer:
+    qkv, output = layer.qkv.weight, layer.output.weight
+    gate_up, down, heads = layer.gate_up.weight, layer.down.weight, layer.rope.weight
+    if qkv is None or output is None or gate_up is None or down is None or heads is None:
+        raise ValueError("a layer without weights of its own")
+    mlp, after = layer.mlp_norm.weight, following.input_norm.weight
+    return StackLayer(qkv, output, gate_up, down, heads.contiguous(), mlp, after)
