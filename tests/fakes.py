@@ -137,7 +137,7 @@ class FakeEngine:
         self.in_flight_at_launch: list[int] = []
         self._dead: str | None = None
         self._launch_errors: deque[Exception] = deque()
-        self._outcomes: deque[EngineError | None] = deque()
+        self._outcomes: deque[BatchResult | EngineError | None] = deque()
         self._hangs = 0
         self._free_at = 0.0
         self._due: set[FakeLazyTensor] = set()
@@ -158,6 +158,10 @@ class FakeEngine:
     def fail_next(self, error: EngineError | None) -> None:
         """The next unscripted step ends in `error` (None: as usual)."""
         self._outcomes.append(error)
+
+    def answer_next(self, result: BatchResult) -> None:
+        """The next unscripted step gives `result`, whatever its batch asked for."""
+        self._outcomes.append(result)
 
     def hang_next(self, steps: int = 1) -> None:
         """The next `steps` steps never finish by themselves."""

@@ -58,7 +58,6 @@ class DecoderStack:
         given = StackRows(
             residual=rows.residual,
             hidden=rows.hidden,
-            qkv=rows.qkv,
             context=rows.context,
             narrow=rows.narrow,
             positions=rows.positions,
@@ -72,7 +71,11 @@ def _fits(layer: DecoderLayer) -> bool:
     """Whether the kernel is compiled for such a layer, and its norms share one eps."""
     rope = layer.rope
     heads = (rope.num_heads, rope.num_kv_heads, rope.head_dim)
-    if heads != (stack.QUERY_HEADS, stack.KEY_HEADS, stack.HEAD_DIM) or rope.weight is None or rope.bias is not None:
+    if (
+        heads != (stack.QUERY_HEADS, stack.KEY_HEADS, stack.HEAD_DIM)
+        or rope.weight is None
+        or rope.bias is not None
+    ):
         return False
     if layer.down.weight is None or layer.down.weight.shape != (stack.HIDDEN, stack.INNER):
         return False

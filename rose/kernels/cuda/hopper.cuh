@@ -214,12 +214,14 @@ __device__ __forceinline__ void store(
     }
 }
 
-__device__ __forceinline__ float gated(float gate, float up) { return gate / (1.0f + __expf(-gate)) * up; }
+__device__ __forceinline__ float gated(float gate, float up) {
+    return __fdividef(gate * up, 1.0f + __expf(-gate));  // 0 where the exponential is infinite
+}
 
 // Like `store`, for rows that are 8 of the gate and the same 8 of up in turn: [kTokens, 32] of silu(gate) * up.
 template <int kTokens>
 __device__ __forceinline__ void store_gated(
-    const float (&d)[kTokens / 2], uint32_t stage, __nv_bfloat16* out, int num_tokens, int width) {
+    const float (&d)[kTokens / 2], uint32_t stage, __nv_bfloat16* out, int num_tokens, int width, int barrier = 1) {
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
 #pragma unroll
     for (int pair = 0; pair < kTokens / 16; ++pair) {
@@ -231,7 +233,7 @@ __device__ __forceinline__ void store_gated(
                      "r"(packed(gated(at[4], at[6]), gated(at[5], at[7])))
                      : "memory");
     }
-    asm volatile("bar.sync 1, 128;" ::: "memory");
+    asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
 #pragma unroll
     for (int step = 0; step < (kTokens + 31) / 32; ++step) {
         const int token = step * 32 + thread / 4, column = thread % 4;

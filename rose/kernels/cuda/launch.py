@@ -39,7 +39,9 @@ class SkinnyKernels:
         (m, k), n = x.shape, len(weight)
         view = gated_view if plan.swiglu else plain_view
         weight_map = self._library.tensor_map(*view(weight.data_ptr(), n, k))
-        x_map = self._library.tensor_map(x.data_ptr(), (k, m), (k * 2,), (CHUNK, token_tile(m) // plan.cluster))
+        x_map = self._library.tensor_map(
+            x.data_ptr(), (k, m), (k * 2,), (CHUNK, token_tile(m) // plan.cluster)
+        )
         numbers = (ctypes.c_int(value) for value in (m, n, plan.chunks(k), plan.stages))
         arguments = (weight_map, x_map, ctypes.c_void_p(out.data_ptr()), *numbers)
         config = self._config(plan, m, n, k)

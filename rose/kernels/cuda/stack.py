@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 MAX_TOKENS = 128
 # What the kernel is compiled for.
 HIDDEN, INNER, QUERY_HEADS, KEY_HEADS, HEAD_DIM = 1024, 3072, 16, 8, 128
-_BLOCKS, _THREADS, _SPLITS, _PARTS, _GROUPS, _COUNTER_WORDS = 128, 192, 8, 7, 8, 8
+BLOCKS = 128  # one a multiprocessor, all at once
+_THREADS = 320
+_MIN_TILE = 32
+_SPLITS, _PARTS, _GROUPS, _COUNTER_WORDS = 8, 4, 8, 8
 _MAP_BYTES = 128
 
 
@@ -41,38 +44,40 @@ class StackLayer:
     following: Tensor
 
 
-class _Stack(ctypes.Structure):
-    """`Stack` in decoder_stack.cu."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("weights", "layers")),
-        *((name, ctypes.c_void_p) for name in ("hidden", "residual", "qkv", "context", "narrow", "partials")),
-        *((name, ctypes.c_void_p) for name in ("squares", "angles", "positions", "offsets", "counters")),
-        *((name, ctypes.c_int) for name in ("num_layers", "num_tokens", "num_seqs", "causal")),
-        *((name, ctypes.c_float) for name in ("eps", "scale")),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class StackRows:
     """A batch of T rows on the device, all contiguous.
 
     residual [T, 1024]: the embeddings; afterwards what the last layer's MLP is to be added to.
     hidden [T, 1024]: these, normed for the first layer; afterwards the last layer's MLP.
-    qkv [T, 4096], context [T, 2048], narrow [T, 3072]: overwritten. positions: i32[T]. offsets: i32[S+1].
+    context [T, 2048], narrow [T, 3072]: overwritten. positions: i32[T]. offsets: i32[S+1].
     """
 
     residual: Tensor
     hidden: Tensor
-    qkv: Tensor
     context: Tensor
     narrow: Tensor
     positions: Tensor
     offsets: Tensor
 
 
+class Stack(ctypes.Structure):
+    """`Stack` in decoder_fetch.cuh."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weights", "layers")),
+        *((name, ctypes.c_void_p) for name in ("hidden", "residual", "context", "narrow", "qkv", "partials")),
+        *((name, ctypes.c_void_p) for name in ("squares", "angles", "positions", "offsets", "counters")),
+        *((name, ctypes.c_int) for name in ("num_layers", "num_tokens", "num_seqs", "causal")),
+        *((name, ctypes.c_float) for name in ("eps", "scale")),
+    )
+
+
 class StackKernels:
-    """All layers of one model. angles: f32[P, 128], cosines and sines. scale: on q·k. eps: of all norms."""
+    """All layers of one model. angles: f32[P, 128], cosines and sines. scale: on q·k. eps: of all norms.
+
+    A launch uses this object's memory: launches follow one another.
+    """
 
     def __init__(
         self,
@@ -85,17 +90,15 @@ class StackKernels:
         causal: bool,
     ) -> None:
         self._library = library
-        device = angles.device
         self._layers = tuple(layers)  # keeps their memory
-        self._weights = torch.frombuffer(bytearray(self._maps()), dtype=torch.uint8).to(device)
-        pointers = [[layer.heads.data_ptr(), layer.mlp.data_ptr(), layer.following.data_ptr()] for layer in layers]
-        self._norms = torch.tensor(pointers, dtype=torch.int64, device=device)
         self._angles = angles
-        self._squares = torch.zeros((QUERY_HEADS + KEY_HEADS) * MAX_TOKENS * 2, device=device)
-        self._partials = torch.zeros(_SPLITS * MAX_TOKENS * HIDDEN, dtype=torch.bfloat16, device=device)
-        counters = len(layers) * _PARTS * _GROUPS * _COUNTER_WORDS
-        self._counters = torch.zeros(counters, dtype=torch.int32, device=device)
-        self._numbers = {"num_layers": len(layers), "causal": int(causal), "eps": eps, "scale": scale * _LOG2_E}
+        self._memory = self._allocate(angles.device)
+        self._numbers = {
+            "num_layers": len(layers),
+            "causal": int(causal),
+            "eps": eps,
+            "scale": scale * math.log2(math.e),
+        }
         together = library.driver.CUlaunchAttribute()
         together.id = library.driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
         together.value.cooperative = 1
@@ -107,37 +110,46 @@ class StackKernels:
         Raises:
             CudaError: the driver refused it.
         """
-        self._counters.zero_()
         num_tokens = len(rows.hidden)
-        stack = _Stack(
-            weights=self._weights.data_ptr(),
-            layers=self._norms.data_ptr(),
-            hidden=rows.hidden.data_ptr(),
-            residual=rows.residual.data_ptr(),
-            qkv=rows.qkv.data_ptr(),
-            context=rows.context.data_ptr(),
-            narrow=rows.narrow.data_ptr(),
-            partials=self._partials.data_ptr(),
-            squares=self._squares.data_ptr(),
-            angles=self._angles.data_ptr(),
-            positions=rows.positions.data_ptr(),
-            offsets=rows.offsets.data_ptr(),
-            counters=self._counters.data_ptr(),
-            num_tokens=num_tokens,
-            num_seqs=len(rows.offsets) - 1,
-            **self._numbers,
-        )
-        tile = token_tile(num_tokens)
+        tile = max(token_tile(num_tokens), _MIN_TILE)
         maps = [
             self._library.tensor_map(x.data_ptr(), (x.shape[1], num_tokens), (x.shape[1] * 2,), (CHUNK, tile))
             for x in (rows.hidden, rows.context, rows.narrow)
         ]
+        given = {name: getattr(rows, name).data_ptr() for name in StackRows.__slots__}
+        own = {name: memory.data_ptr() for name, memory in self._memory.items()}
+        stack = Stack(
+            angles=self._angles.data_ptr(),
+            num_tokens=num_tokens,
+            num_seqs=len(rows.offsets) - 1,
+            **given,
+            **own,
+            **self._numbers,
+        )
+        self._memory["counters"].zero_()
         self._library.launch(f"decoder_stack_{tile}", self._config(stream), (*maps, stack))
+
+    def _allocate(self, device: torch.device) -> dict[str, Tensor]:
+        norms = [[one.heads.data_ptr(), one.mlp.data_ptr(), one.following.data_ptr()] for one in self._layers]
+        heads = QUERY_HEADS + KEY_HEADS
+        # What the kernel waits for by looking at it: all ones before a launch, and again after it.
+        looked_at = {
+            "qkv": 2 * (heads + KEY_HEADS) * HEAD_DIM * MAX_TOKENS // 2,
+            "partials": _SPLITS * MAX_TOKENS * HIDDEN // 2,
+            "squares": 2 * heads * MAX_TOKENS * 2,
+        }
+        words = {"dtype": torch.int32, "device": device}
+        return {
+            "weights": torch.frombuffer(bytearray(self._maps()), dtype=torch.uint8).to(device),
+            "layers": torch.tensor(norms, dtype=torch.int64, device=device),
+            "counters": torch.zeros(len(norms) * _PARTS * _GROUPS * _COUNTER_WORDS, **words),
+            **{name: torch.full((size,), -1, **words) for name, size in looked_at.items()},
+        }
 
     def _config(self, stream: int) -> Any:
         driver = self._library.driver
         config = driver.CUlaunchConfig()
-        config.gridDimX, config.blockDimX = _BLOCKS, _THREADS
+        config.gridDimX, config.blockDimX = BLOCKS, _THREADS
         config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
         config.sharedMemBytes = SHARED_BYTES
         config.attrs, config.numAttrs = self._attributes, len(self._attributes)
@@ -160,10 +172,9 @@ class StackKernels:
         return b"".join(ctypes.string_at(int(one.getPtr()), _MAP_BYTES) for one in maps)
 
 
-_LOG2_E = 1.4426950408889634
-
-
-@functools.cache
 def stack_library() -> CudaLibrary | None:
-    """The compiled kernel for torch's current device; None as of `cuda_library`."""
-    return cuda_library(DECODER_STACK)
+    """The compiled kernel for torch's current device; None as of `cuda_library`, or if it has no room."""
+    library = cuda_library(DECODER_STACK)
+    if library is None or torch.cuda.get_device_properties().multi_processor_count < BLOCKS:
+        return None
+    return library

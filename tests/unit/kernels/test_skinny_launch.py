@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,80 +14,26 @@ from cuda.bindings import driver as real
 from cuda_utils.errors import CudaError
 from rose.kernels import gemm
 from rose.kernels.cuda import cubin, launch
+from rose.kernels.cuda.library import CudaLibrary
 from rose.kernels.cuda.plan import SHARED_BYTES, SkinnyPlan
+from tests.unit.kernels.fake_driver import FakeDriver
 
-OK = real.CUresult.CUDA_SUCCESS
 
-
-class FakeDriver:
-    """cuda.bindings.driver, but for the calls that need a GPU: those are noted."""
-
-    def __init__(self) -> None:
-        self.maps: list[tuple[object, ...]] = []
-        self.launches: list[SimpleNamespace] = []
-        self.attributes: list[tuple[object, ...]] = []
-        self.launch_result = OK
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(real, name)
-
-    def cuDeviceGet(self, index):  # noqa: N802
-        return OK, index
-
-    def cuLibraryLoadFromFile(self, name, *options):  # noqa: N802
-        return OK, name.decode()
-
-    def cuLibraryGetKernel(self, library, name):  # noqa: N802
-        return OK, (library, name.decode())
-
-    def cuKernelSetAttribute(self, attribute, value, kernel, device):  # noqa: N802
-        self.attributes.append((attribute, value, kernel[1], device))
-        return (OK,)
-
-    def cuTensorMapEncodeTiled(self, dtype, rank, address, sizes, strides, box, steps, *modes):  # noqa: N802
-        assert len(sizes) == rank == len(strides) + 1 == len(box) == len(steps)
-        self.maps.append(
-            (address, *([int(value) for value in values] for values in (sizes, strides, box, steps)))
-        )
-        return OK, real.CUtensorMap()
-
-    def cuLaunchKernelEx(self, config, kernel, parameters, extra):  # noqa: N802
-        pointers = (ctypes.c_void_p * 7).from_address(parameters)
-        numbers = [ctypes.c_int.from_address(pointers[i]).value for i in range(3, 7)]
-        out = ctypes.c_void_p.from_address(pointers[2]).value
-        early, cluster = None, None  # read now: the structures die with the launch
-        for attribute in config.attrs:
-            if attribute.id == real.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
-                size = attribute.value.clusterDim
-                cluster = (size.x, size.y, size.z)
-            else:
-                assert "PROGRAMMATIC_STREAM_SERIALIZATION" in attribute.id.name
-                early = attribute.value.programmaticStreamSerializationAllowed
-        self.launches.append(
-            SimpleNamespace(
-                kernel=kernel[1],
-                grid=(config.gridDimX, config.gridDimY, config.gridDimZ),
-                block=(config.blockDimX, config.blockDimY, config.blockDimZ),
-                shared=config.sharedMemBytes,
-                stream=int(config.hStream),
-                out=out,
-                numbers=numbers,
-                early=early,
-                cluster=cluster,
-                count=config.numAttrs,
-            )
-        )
-        return (self.launch_result,)
+def _read(parameters: int) -> tuple[int | None, list[int]]:
+    """`out` and the numbers behind it."""
+    pointers = (ctypes.c_void_p * 7).from_address(parameters)
+    numbers = [ctypes.c_int.from_address(pointers[i]).value for i in range(3, 7)]
+    return ctypes.c_void_p.from_address(pointers[2]).value, numbers
 
 
 @pytest.fixture
 def driver():
-    return FakeDriver()
+    return FakeDriver(_read)
 
 
 @pytest.fixture
 def kernels(driver):
-    return launch.SkinnyKernels(Path("some.cubin"), 0, driver)
+    return launch.SkinnyKernels(CudaLibrary(Path("some.cubin"), 0, driver))
 
 
 def _tensors(m: int, n: int, k: int, splits: int) -> tuple[torch.Tensor, ...]:
@@ -102,8 +48,7 @@ def test_a_launch_says_all_of_the_plan(kernels, driver):
     assert call.kernel == "skinny_2x64_128"
     assert (call.grid, call.block) == ((8, 4, 1), (288, 1, 1))
     assert call.shared == 1024 + 5 * 128 * 128 + 8 * 2 * 64 * 128
-    assert (call.stream, call.out) == (77, out.data_ptr())
-    assert call.numbers == [100, 1024, 8, 5]
+    assert (call.stream, call.seen) == (77, (out.data_ptr(), [100, 1024, 8, 5]))
     assert (call.count, call.early, call.cluster) == (2, 1, (2, 1, 1))
     # x ends at row 100, so that the copy engine fills the tile with zeros; each block fetches half of it.
     assert driver.maps == [
@@ -152,39 +97,51 @@ def test_without_kernels_a_product_says_what_to_run(monkeypatch):
         gemm.split_k_gemm(x, weight, SkinnyPlan(2, 1, 1, 4), out)
 
 
+@dataclass(frozen=True)
+class Built:
+    """A source, and the folder of its cubin."""
+
+    source: cubin.CudaSource
+    folder: Path
+
+    def found(self, *folders: Path) -> Path | None:
+        return cubin.find_cubin(self.source, folders)
+
+
 @pytest.fixture
-def built(tmp_path, monkeypatch):
-    source = tmp_path / "skinny_gemm.cu"
-    source.write_text("// source")
-    monkeypatch.setattr(cubin, "SOURCE", source)
+def built(tmp_path):
+    source = cubin.CudaSource(tmp_path / "some_kernels.cu")
+    source.path.write_text("// source")
     folder = tmp_path / "built"
     folder.mkdir()
-    (folder / cubin.CUBIN_NAME).write_bytes(b"code")
-    cubin.write_record(folder, {"cuda": "13.0"})
-    return folder
+    (folder / source.cubin_name).write_bytes(b"code")
+    cubin.write_record(source, folder, {"cuda": "13.0"})
+    return Built(source, folder)
 
 
 def test_an_intact_cubin_is_found(built, tmp_path):
-    assert cubin.find_cubin([tmp_path / "nowhere", built]) == built / cubin.CUBIN_NAME
-    assert cubin.find_cubin([tmp_path / "nowhere"]) is None
+    assert built.source.cubin_name == "some-kernels-sm_90a.cubin"
+    assert built.found(tmp_path / "nowhere", built.folder) == built.folder / built.source.cubin_name
+    assert built.found(tmp_path / "nowhere") is None
 
 
-def test_a_cubin_of_another_source_is_left_alone(built, caplog):
-    cubin.SOURCE.write_text("// newer source")
-    assert cubin.find_cubin([built]) is None
-    assert "built from another version of skinny_gemm.cu; build it again" in caplog.text
+@pytest.mark.parametrize("changed", ["some_kernels.cu", "shared.cuh"])
+def test_a_cubin_of_another_source_is_left_alone(changed, built, caplog):
+    built.source.path.with_name(changed).write_text("// newer source")
+    assert built.found(built.folder) is None
+    assert "built from another version of some_kernels.cu; build it again" in caplog.text
 
 
 @pytest.mark.parametrize("damage", ["other bytes", "missing", "no JSON", "no hash"])
 def test_a_damaged_cubin_is_left_alone(damage, built, caplog):
-    record = built / cubin.RECORD_NAME
+    record = built.folder / built.source.record_name
     if damage == "other bytes":
-        (built / cubin.CUBIN_NAME).write_bytes(b"cod3")
+        (built.folder / built.source.cubin_name).write_bytes(b"cod3")
     elif damage == "missing":
-        (built / cubin.CUBIN_NAME).unlink()
+        (built.folder / built.source.cubin_name).unlink()
     elif damage == "no JSON":
         record.write_text("{")
     else:
         record.write_text(json.dumps({"source_sha256": 1}))
-    assert cubin.find_cubin([built]) is None
-    assert str(built) in caplog.text
+    assert built.found(built.folder) is None
+    assert str(built.folder) in caplog.text

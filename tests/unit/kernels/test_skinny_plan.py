@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rose.kernels import gemm, tune_gemm
-from rose.kernels.cuda.cubin import SOURCE
+from rose.kernels.cuda.cubin import SKINNY_GEMM
 from rose.kernels.cuda.plan import SHARED_BYTES, TOKEN_TILES, SkinnyPlan, token_tile
 from rose.kernels.gemm import GemmPlan
 from rose.kernels.tables import write_choices
@@ -61,7 +61,7 @@ def test_what_the_kernel_cannot_do_is_refused(plan, m, n, k):
 @pytest.mark.parametrize("m", TOKEN_TILES)
 def test_candidates_fit_are_compiled_and_not_too_many(shape, m):
     plans = list(tune_gemm.skinny_candidates(shape, m))
-    source = SOURCE.read_text("utf-8")
+    source = SKINNY_GEMM.path.read_text("utf-8")
     assert 0 < len(plans) == len(set(plans)) <= 48
     for plan in plans:
         assert all(plan.fits(rows, shape.n, shape.k) for rows in (1, m // 2, m))

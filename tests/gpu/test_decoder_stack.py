@@ -1,0 +1,130 @@
+"""All layers in one launch, at full size in bf16, against fp32 and against a launch a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rose.attention.backends import load_backends
+from rose.config import load_config
+from rose.kernels.cuda.stack import stack_library
+from rose.models.qwen3 import Qwen3Model
+from rose.reference import reference_vectors
+from rose.weights import DummyWeights
+from tests.gpu.loaded_model import LoadedModel, least_cosine
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).resolve().parents[2]
+# Lengths and rows: of each kernel's tile, of one more, of queries in groups of 16, of sequences across them.
+BATCHES = [
+    ([1], 16),
+    ([9], 16),
+    ([16], 16),
+    ([30], 32),
+    ([32], 32),
+    ([33], 48),
+    ([64], 64),
+    ([1, 30, 2], 64),
+    ([65], 80),
+    ([100], 112),
+    ([127], 128),
+    ([128], 128),
+    ([16] * 8, 128),
+    ([5, 3, 40, 60, 1, 7], 128),
+    ([1] * 100, 112),
+    ([1] * 128, 128),
+]
+
+
+@pytest.fixture(scope="module", params=["pplx-embed", "qwen3-embedding"])
+def loaded(request: pytest.FixtureRequest) -> Iterator[LoadedModel]:
+    if not torch.cuda.is_available() or stack_library() is None:
+        pytest.skip("no Hopper GPU with room, or python -m rose.kernels.cuda.build has not been run")
+    config = load_config(ROOT / "rose" / "presets" / request.param)
+    weights = DummyWeights(3, "cuda")
+    model = Qwen3Model(config, weights, torch.bfloat16, torch.device("cuda"), 512)
+    assert model._stack is not None
+    backends = load_backends(model.attention_spec, compile_missing=False)
+    yield LoadedModel(model, weights, next(iter(backends.values())))
+    torch.cuda.empty_cache()
+
+
+def _unstacked(loaded: LoadedModel, sequences: list[np.ndarray], rows: int) -> torch.Tensor:
+    model = loaded.model
+    assert isinstance(model, Qwen3Model)
+    stack, model._stack = model._stack, None
+    try:
+        return loaded.forward(sequences, rows).vectors
+    finally:
+        model._stack = stack
+
+
+@pytest.mark.parametrize(("lengths", "rows"), BATCHES)
+def test_as_near_fp32_as_a_launch_a_kernel(loaded: LoadedModel, lengths: list[int], rows: int) -> None:
+    sequences = loaded.sequences(lengths)
+    expected = reference_vectors(loaded.config, loaded.weights, sequences, device="cuda")
+    cosine = least_cosine(loaded.forward(sequences, rows).vectors[:-1], expected)
+    assert cosine >= 0.9998
+    assert cosine >= least_cosine(_unstacked(loaded, sequences, rows)[:-1], expected) - 1e-4
+
+
+@pytest.mark.parametrize(("lengths", "rows"), BATCHES)
+def test_every_run_gives_the_same_bits(loaded: LoadedModel, lengths: list[int], rows: int) -> None:
+    """Blocks run at other paces each time; what one reads too early or too late would show."""
+    sequences = loaded.sequences(lengths)
+    expected = loaded.forward(sequences, rows).vectors
+    other = loaded.sequences([rows // 2, rows // 3], seed=1)
+    for turn in range(50):
+        if turn % 5 == 0:
+            loaded.forward(other, rows)  # what it leaves behind must not be taken for what is to come
+        assert torch.equal(loaded.forward(sequences, rows).vectors, expected), turn
+
+
+def test_all_that_is_waited_for_is_nothing_afterwards(loaded: LoadedModel) -> None:
+    model = loaded.model
+    assert isinstance(model, Qwen3Model)
+    assert model._stack is not None
+    for lengths, rows in BATCHES:
+        loaded.forward(loaded.sequences(lengths), rows)
+        for name in ("qkv", "partials", "squares"):
+            assert (model._stack._kernels._memory[name] == -1).all(), (name, lengths)
+
+
+def test_padding_changes_no_bit(loaded: LoadedModel) -> None:
+    sequences = loaded.sequences([20, 21])
+    first, second = (loaded.forward(sequences, 128, filler).vectors for filler in (0, 7777))
+    assert torch.equal(first, second)
+
+
+def test_a_sequence_is_the_same_beside_others(loaded: LoadedModel) -> None:
+    sequences = loaded.sequences([40, 7, 60])
+    packed = loaded.forward(sequences, 128).vectors
+    for row, sequence in enumerate(sequences):
+        alone = loaded.forward([sequence], 64).vectors
+        assert least_cosine(packed[row : row + 1], alone[:1]) >= 0.9999
+
+
+def test_values_that_are_no_numbers_hang_nothing(loaded: LoadedModel) -> None:
+    """A NaN that comes out of the arithmetic is not what is waited for to go away."""
+    model = loaded.model
+    assert isinstance(model, Qwen3Model)
+    sequences, row = loaded.sequences([33]), 5
+    kept = model._table[sequences[0][row]].clone()
+    expected = loaded.forward(sequences, 64).vectors
+    model._table[sequences[0][row]] = float("nan")
+    try:
+        assert loaded.forward(sequences, 64).vectors[0].isnan().all()
+    finally:
+        model._table[sequences[0][row]] = kept
+    assert torch.equal(loaded.forward(sequences, 64).vectors, expected)
+
+
+def test_replays_with_other_tokens_and_offsets(loaded: LoadedModel) -> None:
+    for sequences, vectors in loaded.replayed(128, [(128, 0, 0), (1, 0, 60), (3, 5, 7), (40, 40, 48)]):
+        expected = reference_vectors(loaded.config, loaded.weights, sequences, device="cuda")
+        assert least_cosine(vectors, expected) >= 0.9998

@@ -1,0 +1,203 @@
+"""All layers in one launch: what the driver is asked for, and which models are given to it."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from cuda.bindings import driver as real
+
+from rose.attention.base import AttentionSpec
+from rose.kernels.cuda import stack as stack_module
+from rose.kernels.cuda.cubin import DECODER_STACK
+from rose.kernels.cuda.library import CudaLibrary
+from rose.kernels.cuda.stack import Stack, StackKernels, StackLayer, StackRows
+from rose.kernels.cuda.views import half_head_view
+from rose.kernels.norm import RmsNorm
+from rose.kernels.rope import QkRope
+from rose.layers.decoder import DecoderLayer
+from rose.layers.decoder_stack import DecoderStack
+from tests.unit.kernels.fake_driver import FakeDriver
+
+BF16 = torch.bfloat16
+SPEC = AttentionSpec(16, 8, 128, 128**-0.5, True, BF16, torch.device("cpu"))
+FOLDER = DECODER_STACK.path.parent
+
+
+def _read(parameters: int) -> Stack:
+    """The structure behind three tensor maps."""
+    pointers = (ctypes.c_void_p * 4).from_address(parameters)
+    return Stack.from_buffer_copy(ctypes.string_at(pointers[3], ctypes.sizeof(Stack)))
+
+
+@pytest.fixture
+def driver():
+    return FakeDriver(_read)
+
+
+@pytest.fixture
+def library(driver):
+    return CudaLibrary(Path("some.cubin"), 0, driver)
+
+
+def _layer() -> StackLayer:
+    shapes = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (2, 128), (1024,), (1024,))
+    return StackLayer(*(torch.empty(shape, dtype=BF16) for shape in shapes))
+
+
+def _rows(num_tokens: int, num_seqs: int) -> StackRows:
+    widths = {"residual": 1024, "hidden": 1024, "context": 2048, "narrow": 3072}
+    tensors = {name: torch.empty(num_tokens, width, dtype=BF16) for name, width in widths.items()}
+    places = torch.zeros(num_tokens, dtype=torch.int32), torch.zeros(num_seqs + 1, dtype=torch.int32)
+    return StackRows(**tensors, positions=places[0], offsets=places[1])
+
+
+@pytest.mark.parametrize(("num_tokens", "tile"), [(1, 32), (32, 32), (33, 64), (65, 128), (128, 128)])
+def test_a_launch_says_all_of_a_batch(num_tokens, tile, library, driver):
+    layers, rows = [_layer(), _layer()], _rows(num_tokens, 3)
+    kernels = StackKernels(library, layers, torch.zeros(9, 128), eps=1e-6, scale=0.5, causal=True)
+    kernels.launch(rows, 77)
+    (call,) = driver.launches
+    assert (call.kernel, call.grid, call.block) == (f"decoder_stack_{tile}", (128, 1, 1), (320, 1, 1))
+    assert (call.shared, call.stream, call.cooperative, call.count) == (227 * 1024, 77, 1, 1)
+    seen = call.seen
+    assert (seen.num_layers, seen.num_tokens, seen.num_seqs, seen.causal) == (2, num_tokens, 3, 1)
+    assert (seen.eps, seen.scale) == pytest.approx((1e-6, 0.5 / 0.6931472))
+    for name in StackRows.__slots__:
+        assert getattr(seen, name) == getattr(rows, name).data_ptr()
+    # Rows of a batch end where it does, so that the copy engine fills a tile with zeros.
+    assert driver.maps[-3:] == [
+        (x.data_ptr(), [x.shape[1], num_tokens], [x.shape[1] * 2], [64, tile], [1, 1])
+        for x in (rows.hidden, rows.context, rows.narrow)
+    ]
+    assert [entry[0] for entry in driver.maps[:8]] == [
+        weight.data_ptr()
+        for layer in layers
+        for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)
+    ]
+
+
+def test_what_is_waited_for_is_nothing_before_a_launch(library, driver):
+    kernels = StackKernels(library, [_layer()], torch.zeros(9, 128), eps=1e-6, scale=1, causal=False)
+    kernels._memory["counters"].fill_(5)
+    kernels.launch(_rows(16, 1), 0)
+    seen, memory = driver.launches[0].seen, kernels._memory
+    assert (memory["counters"] == 0).all()
+    for name in ("qkv", "partials", "squares"):
+        assert (memory[name] == -1).all()
+        assert getattr(seen, name) == memory[name].data_ptr()
+    assert memory["qkv"].nbytes == 2 * 128 * 4096 * 2  # two layers in turns
+    assert memory["partials"].nbytes == 8 * 128 * 1024 * 2
+    assert memory["squares"].nbytes == 2 * 24 * 128 * 8
+
+
+def test_half_a_head_is_seen_with_what_it_is_rotated_with_side_by_side():
+    weight = torch.randn(256, 64).to(BF16)
+    address, sizes, strides, box = half_head_view(weight.data_ptr(), 256, 64)
+    assert (address, box) == (weight.data_ptr(), (64, 8, 2, 4, 1))
+    elements = [1, *(stride // 2 for stride in strides)]
+    view = weight.as_strided(sizes[::-1], elements[::-1])
+    for head in range(2):
+        for group in range(8):
+            for half in range(2):
+                first = head * 128 + half * 64 + group * 8
+                torch.testing.assert_close(view[head, group, half], weight[first : first + 8])
+
+
+def test_the_structure_and_the_numbers_are_the_source_s():
+    """Fields in order, and constants that both sides must agree on."""
+    source = "".join((FOLDER / f"decoder_{part}.cuh").read_text("utf-8") for part in ("exchange", "fetch"))
+    struct = re.search(r"struct Stack \{(.*?)\n\};", source, re.DOTALL).group(1)
+    fields = re.sub(r"//.*", "", struct)
+    names = re.findall(r"\**(\w+)(?=[,;])", fields)
+    assert names == [name for name, _ in Stack._fields_]
+    for name, value in {
+        "kBlocks": stack_module.BLOCKS,
+        "kHidden": stack_module.HIDDEN,
+        "kInner": stack_module.INNER,
+        "kQueryHeads": stack_module.QUERY_HEADS,
+        "kKeyHeads": stack_module.KEY_HEADS,
+        "kHeadDim": stack_module.HEAD_DIM,
+        "kMaxTokens": stack_module.MAX_TOKENS,
+        "kSplits": 8,
+    }.items():
+        assert re.search(rf"\b{name} = {value}\b", source), name
+    assert re.search(r"kThreads = kComputing \+ 64", source)
+    assert re.search(r"kComputing = 256", source)
+
+
+class _Weight(SimpleNamespace):
+    """A projection that keeps its weight."""
+
+
+def _decoder_layer(hidden: int = 1024, eps: float = 1e-6, heads: int = 16) -> DecoderLayer:
+    def weight(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=BF16)
+
+    rope = QkRope(heads, 8, 128, 1e-6, weight(2, 128), torch.zeros(4, 128))
+    width = (heads + 16) * 128
+    return DecoderLayer(
+        input_norm=RmsNorm(weight(hidden), eps),
+        qkv=_Weight(weight=weight(width, hidden)),
+        rope=rope,
+        output=_Weight(weight=weight(hidden, heads * 128)),
+        mlp_norm=RmsNorm(weight(hidden), eps),
+        gate_up=_Weight(weight=weight(6144, hidden)),
+        down=_Weight(weight=weight(hidden, 3072)),
+    )
+
+
+def test_layers_of_the_right_shape_are_taken(library, driver):
+    layers = [_decoder_layer(), _decoder_layer()]
+    stack = DecoderStack.of(layers, SPEC, library)
+    assert stack is not None
+    assert [stack.takes(rows) for rows in (1, 128, 129)] == [True, True, False]
+    norms = stack._kernels._memory["layers"]
+    assert norms[0].tolist() == [
+        layers[0].rope.weight.data_ptr(),
+        layers[0].mlp_norm.weight.data_ptr(),
+        layers[1].input_norm.weight.data_ptr(),
+    ]
+    assert driver.maps[0][0] == layers[0].qkv.weight.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("layer", "spec"),
+    [
+        (_decoder_layer(hidden=2560), SPEC),
+        (_decoder_layer(eps=1e-5), SPEC),
+        (_decoder_layer(heads=32), SPEC),
+        (replace(_decoder_layer(), down=_Weight(weight=None)), SPEC),
+        (replace(_decoder_layer(), rope=replace(_decoder_layer().rope, weight=None)), SPEC),
+        (_decoder_layer(), replace(SPEC, window=64)),
+        (_decoder_layer(), replace(SPEC, dtype=torch.float16)),
+    ],
+)
+def test_other_layers_are_not(layer, spec, library):
+    assert DecoderStack.of([_decoder_layer(), layer], spec, library) is None
+
+
+@pytest.mark.parametrize(("processors", "there"), [(132, True), (128, True), (114, False)])
+def test_a_gpu_must_have_room_for_all_blocks(processors, there, library, monkeypatch):
+    monkeypatch.setattr(stack_module, "cuda_library", lambda source: library)
+    device = SimpleNamespace(multi_processor_count=processors)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: device)
+    assert (stack_module.stack_library() is library) == there
+
+
+def test_without_the_kernel_there_is_no_stack(monkeypatch):
+    monkeypatch.setattr(stack_module, "cuda_library", lambda source: None)
+    assert stack_module.stack_library() is None
+    assert DecoderStack.of([_decoder_layer()], SPEC) is None
+
+
+def test_a_refused_launch_raises(library, driver):
+    driver.launch_result = real.CUresult.CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
+    kernels = StackKernels(library, [_layer()], torch.zeros(9, 128), eps=1e-6, scale=1, causal=False)
+    with pytest.raises(Exception, match="CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE"):
+        kernels.launch(_rows(16, 1), 0)
