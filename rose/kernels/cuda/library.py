@@ -1,4 +1,4 @@
-"""Kernels of a cubin on one device: their launches and the tensor maps that they fetch by, through the driver."""
+"""Kernels of a cubin on one device: launches and tensor maps, through the driver."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CudaLibrary:
             CudaError: the driver refused it.
         """
         pointers = [
-            ctypes.addressof(value) if isinstance(value, _CTYPES) else int(value.getPtr())
+            int(value.getPtr()) if hasattr(value, "getPtr") else ctypes.addressof(value)
             for value in arguments
         ]
         parameters = (ctypes.c_void_p * len(pointers))(*pointers)
@@ -84,9 +84,6 @@ class CudaLibrary:
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
         return check(encoded, "cuTensorMapEncodeTiled")
-
-
-_CTYPES = (ctypes._SimpleCData, ctypes.Structure)  # noqa: SLF001 - the only name of their common base
 
 
 @functools.cache

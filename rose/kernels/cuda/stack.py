@@ -138,12 +138,15 @@ class StackKernels:
             "partials": _SPLITS * MAX_TOKENS * HIDDEN // 2,
             "squares": 2 * heads * MAX_TOKENS * 2,
         }
-        words = {"dtype": torch.int32, "device": device}
+        counters = len(norms) * _PARTS * _GROUPS * _COUNTER_WORDS
         return {
             "weights": torch.frombuffer(bytearray(self._maps()), dtype=torch.uint8).to(device),
             "layers": torch.tensor(norms, dtype=torch.int64, device=device),
-            "counters": torch.zeros(len(norms) * _PARTS * _GROUPS * _COUNTER_WORDS, **words),
-            **{name: torch.full((size,), -1, **words) for name, size in looked_at.items()},
+            "counters": torch.zeros(counters, dtype=torch.int32, device=device),
+            **{
+                name: torch.full((size,), -1, dtype=torch.int32, device=device)
+                for name, size in looked_at.items()
+            },
         }
 
     def _config(self, stream: int) -> Any:

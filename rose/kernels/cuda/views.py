@@ -1,6 +1,6 @@
-"""How the copy engine sees a weight [N, K] in bf16: address, sizes, strides in bytes and box, innermost first.
+"""How the copy engine sees a weight [N, K] in bf16: address, sizes, strides in bytes and box.
 
-A box is what one request brings: 64 columns of the 64 rows that a warpgroup multiplies.
+Innermost first. A box is what one request brings: 64 columns of the 64 rows that a warpgroup multiplies.
 """
 
 from __future__ import annotations
