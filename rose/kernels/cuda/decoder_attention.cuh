@@ -107,16 +107,19 @@ struct Fragments {
 struct Values {
     uint32_t words[kWarps][4] = {};
 
-    // Once; whether all of it was there. from: the first key's head.
-    __device__ __forceinline__ bool read(const __nv_bfloat16* from, int keys) {
+    // from: the first key's head.
+    __device__ __forceinline__ void read(const __nv_bfloat16* from, int keys) {
         const int group = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
         const __nv_bfloat16* at = from + column * 2 * kQkvWidth + threadIdx.x / 32 * 16 + group * 2;
-        bool there = true;
 #pragma unroll
         for (int i = 0; i < kWarps * 4; ++i) {
             const int row = i / 4 * 16 + i / 2 % 2 * 8 + i % 2;
             look(words[i / 4][i % 4], at + row * kQkvWidth, column * 2 + row < keys);
         }
+    }
+
+    __device__ __forceinline__ bool are_there() const {
+        bool there = true;
 #pragma unroll
         for (int i = 0; i < kWarps * 4; ++i) there &= words[i / 4][i % 4] != kNothing;
         return there;
@@ -149,71 +152,65 @@ __device__ __forceinline__ void score(const Fragments& read, int base, const Bou
     }
 }
 
-// Scores to weights, in place: 2 to the power of each less the row's largest. That and the sums of the rows.
-__device__ __forceinline__ void weigh(float (&scores)[2][4], float (&most)[2], float (&sums)[2]) {
+// The largest of each of a thread's two rows of scores, in its warp.
+__device__ __forceinline__ void find_largest(const float (&scores)[2][4], float (&largest)[2]) {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-        most[row] = -INFINITY;
+        float& most = largest[row] = -INFINITY;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) most[row] = fmaxf(most[row], scores[i / 2][row * 2 + i % 2]);
-        most[row] = fmaxf(most[row], __shfl_xor_sync(0xFFFFFFFF, most[row], 1));
-        most[row] = fmaxf(most[row], __shfl_xor_sync(0xFFFFFFFF, most[row], 2));
-        const float base = most[row] == -INFINITY ? 0.0f : most[row];
-        sums[row] = 0;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            float& weight = scores[i / 2][row * 2 + i % 2];
-            weight = exp2f(weight - base);
-            sums[row] += weight;
-        }
-        sums[row] += __shfl_xor_sync(0xFFFFFFFF, sums[row], 1);
-        sums[row] += __shfl_xor_sync(0xFFFFFFFF, sums[row], 2);
+        for (int i = 0; i < 4; ++i) most = fmaxf(most, scores[i / 2][row * 2 + i % 2]);
+        most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFF, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFF, most, 2));
     }
 }
 
-// The weights' rows of all warps times 16 dimensions of the values, to `out`; rows from `rows` on are none.
-__device__ __forceinline__ void mix_values(const Values& values, uint32_t scratch, int warps, __nv_bfloat16* out,
-                                           int rows) {
+// Scores to weights in `to`, a warp's 16 columns of [16, kWeightPitch]: 2 to the power of each less its row's largest.
+__device__ __forceinline__ void weigh(const float (&scores)[2][4], uint32_t largest, int warps, uint32_t to) {
     const int group = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
-    const uint32_t stats = scratch + 16 * kWeightPitch + group * 8, from = scratch + group * kWeightPitch + column * 4;
-    float largest[2] = {-INFINITY, -INFINITY}, totals[2] = {}, sums[2][4] = {};
-    float2 stat[kWarps][2];
 #pragma unroll
-    for (int i = 0; i < kWarps * 2; ++i) {
-        float2& one = stat[i / 2][i % 2];
-        one = i / 2 < warps ? load_shared2(stats + i / 2 * 128 + i % 2 * 64) : make_float2(-INFINITY, 0);
-        largest[i % 2] = fmaxf(largest[i % 2], one.x);
+    for (int row = 0; row < 2; ++row) {
+        float most = -INFINITY;
+#pragma unroll
+        for (int warp = 0; warp < kWarps; ++warp)
+            if (warp < warps) most = fmaxf(most, load_shared(largest + (warp * 16 + group + row * 8) * 4));
+        if (most == -INFINITY) most = 0;  // a row that sees nothing
+#pragma unroll
+        for (int j = 0; j < 2; ++j)
+            store_word(to + (group + row * 8) * kWeightPitch + j * 16 + column * 4,
+                       packed(exp2f(scores[j][row * 2] - most), exp2f(scores[j][row * 2 + 1] - most)));
     }
+}
+
+// The weights of all warps times 16 dimensions of the values, over their sums, to `out`; rows from `rows` on are none.
+__device__ __forceinline__ void mix_values(const Values& values, uint32_t weights, int warps, __nv_bfloat16* out,
+                                           int rows) {
+    constexpr uint32_t kOnes = 0x3F803F80;
+    const int group = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
+    const uint32_t from = weights + group * kWeightPitch + column * 4;
+    float totals[4] = {}, sums[2][4] = {};
 #pragma unroll
     for (int half = 0; half < kWarps; half += kWarps / 2) {
         if (half >= warps) break;
 #pragma unroll
         for (int warp = half; warp < half + kWarps / 2; ++warp) {
-            float parts[2][4] = {}, factors[2];
-#pragma unroll
-            for (int row = 0; row < 2; ++row) {
-                factors[row] = stat[warp][row].x == -INFINITY ? 0.0f : exp2f(stat[warp][row].x - largest[row]);
-                totals[row] += factors[row] * stat[warp][row].y;
-            }
             const uint32_t (&words)[4] = values.words[warp];
             uint32_t a[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 a[i] = warp < warps ? load_word(from + warp * 32 + i % 2 * 8 * kWeightPitch + i / 2 * 16) : 0;
+            multiply_warp(totals, a[0], a[1], a[2], a[3], kOnes, kOnes);
 #pragma unroll
             for (int odd = 0; odd < 2; ++odd) {
                 const uint32_t order = odd ? 0x7632 : 0x5410;
-                multiply_warp(parts[odd], a[0], a[1], a[2], a[3], __byte_perm(words[0], words[1], order),
+                multiply_warp(sums[odd], a[0], a[1], a[2], a[3], __byte_perm(words[0], words[1], order),
                               __byte_perm(words[2], words[3], order));
-#pragma unroll
-                for (int i = 0; i < 4; ++i) sums[odd][i] += factors[i / 2] * parts[odd][i];
             }
         }
     }
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
         if (group + row * 8 >= rows) continue;
-        const float by = totals[row] > 0 ? 1.0f / totals[row] : 0.0f;
+        const float by = totals[row * 2] > 0 ? 1.0f / totals[row * 2] : 0.0f;
         const float four[4] = {sums[0][row * 2] * by, sums[1][row * 2] * by, sums[0][row * 2 + 1] * by,
                                sums[1][row * 2 + 1] * by};
         store_row(out + (group + row * 8) * kQueryHeads * kHeadDim + threadIdx.x / 32 * 16 + column * 4, four);
@@ -224,30 +221,32 @@ __device__ __forceinline__ void mix_values(const Values& values, uint32_t scratc
 __device__ __forceinline__ void attend(const __nv_bfloat16* qkv, const float2* squares, const Bounds& bounds, float eps,
                                        float scale, uint32_t scratch, __nv_bfloat16* context, int tokens) {
     const int head = blockIdx.x % kQueryHeads, first = blockIdx.x / kQueryHeads * 16, warp = threadIdx.x / 32;
-    const int group = threadIdx.x % 32 / 4, column = threadIdx.x % 4, keys = bounds.last - bounds.first;
-    const int warps = (keys + 15) / 16, base = bounds.first + warp * 16;
+    const int keys = bounds.last - bounds.first, warps = (keys + 15) / 16, base = bounds.first + warp * 16;
     const __nv_bfloat16* value_at = qkv + bounds.first * kQkvWidth + (kRotatedHeads + head / 2) * kHeadDim;
+    const uint32_t largest = scratch + 16 * kWeightPitch;
+    float scores[2][4] = {};
     Values values;
-    bool there;
     if (warp < warps) {
         Fragments fragments;
         fragments.await(squares, first, tokens, base, bounds.last);
-        there = values.read(value_at, keys);
         fragments.read(qkv, first, tokens, base, bounds.last);
-        float scores[2][4] = {}, most[2], sums[2];
         score(fragments, base, bounds, eps, scale, scores);
-        weigh(scores, most, sums);
-        const uint32_t to = scratch + group * kWeightPitch + warp * 32 + column * 4;
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            store_word(to + i % 2 * 8 * kWeightPitch + i / 2 * 16, packed(scores[i / 2][i % 2 * 2], scores[i / 2][i % 2 * 2 + 1]));
-        if (column == 0)
+    }
+    values.read(value_at, keys);
+    if (warp < warps) {
+        float most[2];
+        find_largest(scores, most);
+        if (threadIdx.x % 4 == 0)
 #pragma unroll
             for (int row = 0; row < 2; ++row)
-                store_shared(scratch + 16 * kWeightPitch + (warp * 16 + group + row * 8) * 8, most[row], sums[row]);
+                asm volatile("st.shared.f32 [%0], %1;" ::"r"(
+                                 largest + (warp * 16 + threadIdx.x % 32 / 4 + row * 8) * 4),
+                             "f"(most[row])
+                             : "memory");
     }
-    if (warp >= warps) there = values.read(value_at, keys);
-    while (!there) there = values.read(value_at, keys);
+    sync_block();
+    if (warp < warps) weigh(scores, largest, warps, scratch + warp * 32);
+    while (!values.are_there()) values.read(value_at, keys);
     sync_block();
     mix_values(values, scratch, warps, context + first * kQueryHeads * kHeadDim + head * kHeadDim, tokens - first);
 }

@@ -14,7 +14,7 @@ constexpr int kQkvWidth = kHeads * kHeadDim;
 constexpr int kGroups = kKeyHeads;  // counters of a part; of attention one a key head
 constexpr int kComputing = 256, kWarps = kComputing / 32;  // threads and warps of a block that compute
 constexpr int kWeightPitch = (kMaxTokens + 8) * 2;  // bytes: fragments of eight rows are in different banks
-constexpr int kAttentionScratch = 16 * kWeightPitch + kWarps * 16 * 8;
+constexpr int kAttentionScratch = 16 * kWeightPitch + kWarps * 16 * 4;
 // Two bf16 or a float that no rounding gives: a NaN that is not the usual one.
 constexpr uint32_t kNothing = 0xFFFFFFFF;
 

@@ -59,10 +59,10 @@ struct Ring {
     __device__ void next() {
         if (++slot == count) slot = 0, parity ^= 1, started = true;
     }
-    // For the thread that fills it: until the slot is empty, then the barrier for what will come.
-    __device__ uint32_t open() const {
+    // For the thread that fills it: until the slot is empty, then the barrier for so many bytes.
+    __device__ uint32_t open(uint32_t expected) const {
         wait_for(is_empty(), parity ^ 1);
-        expect_bytes(is_full(), bytes);
+        expect_bytes(is_full(), expected);
         return is_full();
     }
 };
@@ -100,10 +100,14 @@ struct Shared {
     }
 };
 
-// What a block does in each part.
+// What a block does in each part. With enough tokens there are two blocks for half a head, each with half of them.
+template <int kTokens>
 struct Share {
+    static constexpr int kHeadTokens = kTokens > 32 ? kTokens / 2 : kTokens;
+    int head_tile = blockIdx.x % kHeadTiles, first_token = blockIdx.x / kHeadTiles * kHeadTokens;
+    bool heads = blockIdx.x < kHeadTiles * (kTokens / kHeadTokens);
     int tile = blockIdx.x % kOutputTiles, split = blockIdx.x / kOutputTiles;
-    bool heads = blockIdx.x < kHeadTiles, gated = blockIdx.x >= kBlocks - kGatedTiles;
+    bool gated = blockIdx.x >= kBlocks - kGatedTiles;
     int gated_tile = blockIdx.x - (kBlocks - kGatedTiles);
 };
 
@@ -124,7 +128,7 @@ __device__ __forceinline__ void request_tile(Ring& ring, const CUtensorMap* map,
 #pragma unroll 1
     for (int at = first; at < first + columns; at += kStep, ring.next()) {
         ring.await_all_but(kAhead);
-        const uint32_t barrier = ring.open();
+        const uint32_t barrier = ring.open(ring.bytes);
 #pragma unroll
         for (int part = 0; part < kStep / kChunk; ++part) {
             const uint32_t to = ring.here() + part * kTileBytes;
@@ -139,13 +143,14 @@ __device__ __forceinline__ void request_tile(Ring& ring, const CUtensorMap* map,
     }
 }
 
-template <int kAhead>
+template <int kTokens>
 __device__ void request_weights(const Stack& stack, Ring ring, uint32_t quiet) {
-    const Share share;
+    constexpr int kAhead = Shared<kTokens>::kAhead;
+    const Share<kTokens> share;
 #pragma unroll 1
     for (int layer = 0; layer < stack.num_layers; ++layer) {
         const CUtensorMap* maps = stack.weights + layer * kWeights;
-        if (share.heads) request_tile<kAhead>(ring, maps + kQkvWeight, kQkvWeight, 0, kHidden, blockIdx.x);
+        if (share.heads) request_tile<kAhead>(ring, maps + kQkvWeight, kQkvWeight, 0, kHidden, share.head_tile);
         request_tile<kAhead>(ring, maps + kOutputWeight, kOutputWeight, share.split * kContext, kContext, share.tile);
         if (share.gated) request_tile<kAhead>(ring, maps + kGatedWeight, kGatedWeight, 0, kHidden, share.gated_tile);
         request_tile<kAhead>(ring, maps + kDownWeight, kDownWeight, share.split * kNarrow, kNarrow, share.tile);
@@ -153,32 +158,33 @@ __device__ void request_weights(const Stack& stack, Ring ring, uint32_t quiet) {
     }
 }
 
-// `columns` of all rows from `first` on, once the counter has that value.
-template <int kTokens>
+// `columns` of kRows rows from `first` and `row` on, once the counter has that value.
+template <int kRows>
 __device__ __forceinline__ void request_rows(Ring& ring, const CUtensorMap* map, int first, int columns,
-                                             const uint32_t* counter, uint32_t value) {
+                                             const uint32_t* counter, uint32_t value, int row = 0) {
     while (counted(counter) < value) {
     }
     asm volatile("fence.proxy.async.global;" ::: "memory");
 #pragma unroll 1
     for (int at = first; at < first + columns; at += kStep, ring.next()) {
-        const uint32_t barrier = ring.open();
+        const uint32_t barrier = ring.open(kRows * kStep * 2);
 #pragma unroll
         for (int part = 0; part < kStep / kChunk; ++part)
-            fetch(ring.here() + part * kTokens * kChunk * 2, map, at + part * kChunk, 0, barrier, kReadOften);
+            fetch(ring.here() + part * kRows * kChunk * 2, map, at + part * kChunk, row, barrier, kReadOften);
     }
 }
 
 template <int kTokens>
 __device__ void request_all_rows(const Stack& stack, const Shared<kTokens>& shared, const CUtensorMap* hidden,
-                                 const CUtensorMap* context, const CUtensorMap* narrow) {
-    const Share share;
+                                 const CUtensorMap* few, const CUtensorMap* context, const CUtensorMap* narrow) {
+    const Share<kTokens> share;
     const uint32_t tokens = stack.num_tokens, queries = 2 * query_groups(tokens);
     Ring ring = shared.rows();
 #pragma unroll 1
     for (int layer = 0; layer < stack.num_layers; ++layer) {
         const uint32_t* before = counter(stack, max(layer - 1, 0), kNextSumPart);
-        if (share.heads) request_rows<kTokens>(ring, hidden, 0, kHidden, before, layer > 0 ? tokens : 0);
+        if (share.heads)
+            request_rows<share.kHeadTokens>(ring, few, 0, kHidden, before, layer > 0 ? tokens : 0, share.first_token);
         request_rows<kTokens>(ring, context, share.split * kContext, kContext,
                               counter(stack, layer, kAttentionPart, share.split), queries);
         if (share.gated) request_rows<kTokens>(ring, hidden, 0, kHidden, counter(stack, layer, kMlpSumPart), tokens);

@@ -20,19 +20,18 @@
 
 namespace {
 
-// Of blockIdx.x's half head: dimension `pair`, in the tensor cores' rows of this thread with pair + 64.
+// Of a block's half head: dimension `pair`, in the tensor cores' rows of this thread with pair + 64.
 __device__ __forceinline__ int pair_of_thread() {
     return blockIdx.x % 2 * 32 + threadIdx.x % 128 / 32 * 8 + threadIdx.x % 32 / 4;
 }
 
-// What a computing warpgroup reads of the rings: all of the weights, its half of the tokens.
-template <int kTokens>
+// What the computing warpgroups read of the rings.
 struct Products {
-    static constexpr int kMine = kTokens / 2;
     Ring weights, rows;
 
-    // sums = weight [64, columns] @ rows [kMine, columns]^T, from what the rings hold next.
-    __device__ __forceinline__ void operator()(int columns, float (&sums)[kMine / 2]) {
+    // sums = weight [64, columns] @ rows [kMine, columns]^T, this warpgroup's half of the rows, from what comes next.
+    template <int kMine>
+    __device__ __forceinline__ void multiply_next(int columns, float (&sums)[kMine / 2]) {
         const bool reports = threadIdx.x % 32 == 0;
         uint32_t weight_read = 0, row_read = 0;
 #pragma unroll 1
@@ -46,7 +45,7 @@ struct Products {
             for (int step = 0; step < kStep / 16; ++step) {  // 16 columns are 32 bytes: 2 in a descriptor's units
                 const int chunk = step / 4, column = step % 4 * 2;
                 multiply<kMine>(sums, weight + chunk * (kTileBytes / 16) + column,
-                                row + chunk * (kTokens * kChunk * 2 / 16) + column, at + step > 0);
+                                row + chunk * (kMine * kChunk * 4 / 16) + column, at + step > 0);
             }
             asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
             if (at > 0) {
@@ -62,12 +61,12 @@ struct Products {
     }
 };
 
-// cos and sin of this thread's pair of dimensions at each of its tokens; the same in every layer.
+// cos and sin of this thread's pair of dimensions at its tokens from `first` on; the same in every layer.
 template <int kMine>
-__device__ __forceinline__ void read_angles(const Stack& stack, __half2 (&angles)[kMine / 4]) {
+__device__ __forceinline__ void read_angles(const Stack& stack, int first, __half2 (&angles)[kMine / 4]) {
 #pragma unroll
     for (int i = 0; i < kMine / 4; ++i) {
-        const int token = warpgroup() * kMine + i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
+        const int token = first + i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
         if (token >= stack.num_tokens) continue;
         const float* row = stack.angles + static_cast<int64_t>(stack.positions[token]) * kHeadDim + pair_of_thread();
         angles[i] = __floats2half2_rn(row[0], row[kHeadDim / 2]);
@@ -75,8 +74,8 @@ __device__ __forceinline__ void read_angles(const Stack& stack, __half2 (&angles
 }
 
 // The norm's weights for this thread's pair of dimensions.
-__device__ __forceinline__ float2 read_weights(const __nv_bfloat16* norms) {
-    const __nv_bfloat16* weight = norms + (blockIdx.x < 2 * kQueryHeads ? 0 : kHeadDim) + pair_of_thread();
+__device__ __forceinline__ float2 read_weights(const __nv_bfloat16* norms, int tile) {
+    const __nv_bfloat16* weight = norms + (tile < 2 * kQueryHeads ? 0 : kHeadDim) + pair_of_thread();
     return make_float2(__bfloat162float(weight[0]), __bfloat162float(weight[kHeadDim / 2]));
 }
 
@@ -123,13 +122,15 @@ __device__ __forceinline__ float2* squares_of(const Stack& stack, int layer) {
 }
 
 // Makes what this block wrote of the heads kNothing again. All have read them: they are behind the attention.
-__device__ __forceinline__ void forget_heads(const Stack& stack, int layer) {
-    const int head = blockIdx.x / 2, half = blockIdx.x % 2, piece = threadIdx.x % 8;
+template <int kTokens>
+__device__ __forceinline__ void forget_heads(const Stack& stack, const Share<kTokens>& share, int layer) {
+    const int head = share.head_tile / 2, half = share.head_tile % 2, piece = threadIdx.x % 8;
+    const int first = share.first_token, stop = min(first + share.kHeadTokens, stack.num_tokens);
     __nv_bfloat16* out = heads_of(stack, layer) + head * kHeadDim + piece / 4 * 64 + half * 32 + piece % 4 * 8;
-    for (int token = threadIdx.x / 8; token < stack.num_tokens; token += kComputing / 8)
+    for (int token = first + threadIdx.x / 8; token < stop; token += kComputing / 8)
         *reinterpret_cast<uint4*>(out + token * kQkvWidth) = make_uint4(kNothing, kNothing, kNothing, kNothing);
-    if (head < kRotatedHeads && threadIdx.x < stack.num_tokens)
-        (&squares_of(stack, layer)[head * kMaxTokens + threadIdx.x].x)[half] = __uint_as_float(kNothing);
+    if (head < kRotatedHeads && first + threadIdx.x < stop)
+        (&squares_of(stack, layer)[head * kMaxTokens + first + threadIdx.x].x)[half] = __uint_as_float(kNothing);
     __threadfence();
 }
 
@@ -167,70 +168,87 @@ __device__ __forceinline__ void add_and_norm(const Stack& stack, const __nv_bflo
     store_row(stack.hidden + at, added);
 }
 
+// The heads of a layer, to all other blocks.
+template <int kTokens>
+struct HeadsPart {
+    static constexpr int kHeadTokens = Share<kTokens>::kHeadTokens, kMine = kHeadTokens / 2;
+    int tile, first, here;  // half head; this warpgroup's first token, and how many it has
+    bool rotates;
+    __half2 angles[kMine / 4];
+
+    __device__ __forceinline__ HeadsPart(const Stack& stack, const Share<kTokens>& share) : angles{} {
+        tile = share.head_tile, first = share.first_token + warpgroup() * kMine;
+        here = max(min(stack.num_tokens - first, kMine), 0);
+        rotates = tile < 2 * kRotatedHeads;
+        if (share.heads && rotates) read_angles<kMine>(stack, first, angles);
+    }
+
+    __device__ __forceinline__ void operator()(const Stack& stack, const Shared<kTokens>& shared, Products& products,
+                                               const __nv_bfloat16* norms, int layer) const {
+        float sums[kMine / 2];
+        const float2 weights = rotates ? read_weights(norms, tile) : float2{};
+        products.multiply_next<kMine>(kHidden, sums);
+        if (rotates) rotate<kMine>(weights, angles, shared.squares(), sums);
+        __nv_bfloat16* out = heads_of(stack, layer) + first * kQkvWidth + tile / 2 * kHeadDim + tile % 2 * 32;
+        store<kMine, true>(sums, shared.stage(), out, here, kQkvWidth, 1 + warpgroup());
+        float2* squares = squares_of(stack, layer) + tile / 2 * kMaxTokens + first;
+        if (rotates) add_squares<kMine>(shared.squares(), &squares->x + tile % 2, here);
+    }
+};
+
 template <int kTokens>
 __device__ __forceinline__ void compute(const Stack& stack, const Shared<kTokens>& shared) {
     constexpr int kMine = kTokens / 2;
-    const Share share;
+    const Share<kTokens> share;
     const int tokens = stack.num_tokens, head = blockIdx.x % kQueryHeads, first = blockIdx.x / kQueryHeads * 16;
-    const int barrier = 1 + warpgroup(), mine = warpgroup() * kMine, real = min(tokens - mine, kMine);
-    const bool attends = first < tokens, adds = blockIdx.x < tokens, rotates = blockIdx.x < 2 * kRotatedHeads;
-    const uint32_t stage = shared.stage(), squares = shared.squares();
+    const int barrier = 1 + warpgroup(), mine = warpgroup() * kMine, here = max(min(tokens - mine, kMine), 0);
+    const bool attends = first < tokens, adds = blockIdx.x < tokens;
+    const uint32_t stage = shared.stage(), scratch = shared.base + kHeaderBytes;
     __nv_bfloat16* partials = stack.partials + (share.split * tokens + mine) * kHidden + share.tile * kTileRows;
-    const int heads = mine * kQkvWidth + blockIdx.x / 2 * kHeadDim + blockIdx.x % 2 * 32;
     __nv_bfloat16* narrow = stack.narrow + mine * kInner + share.gated_tile * 32;
-    Products<kTokens> product{shared.weights(), shared.rows()};
-    __half2 angles[kMine / 4] = {};
+    Products products{shared.weights(), shared.rows()};
+    const HeadsPart<kTokens> make_heads(stack, share);
     float sums[kMine / 2], residual[4] = {};
-    if (share.heads && rotates) read_angles<kMine>(stack, angles);
     if (adds) add(*reinterpret_cast<const uint2*>(stack.residual + blockIdx.x * kHidden + threadIdx.x * 4), residual);
     const Bounds bounds = attends ? find_bounds(stack.offsets, stack.num_seqs, first, tokens, stack.causal) : Bounds{};
 #pragma unroll 1
     for (int layer = 0; layer < stack.num_layers; ++layer) {
         const Layer norms = stack.layers[layer];
-        if (share.heads) {
-            const float2 weights = rotates ? read_weights(norms.heads) : float2{};
-            product(kHidden, sums);
-            if (rotates) rotate<kMine>(weights, angles, squares, sums);
-            store<kMine, true>(sums, stage, heads_of(stack, layer) + heads, real, kQkvWidth, barrier);
-            if (rotates) {
-                float2* out = squares_of(stack, layer) + blockIdx.x / 2 * kMaxTokens + mine;
-                add_squares<kMine>(squares, &out->x + blockIdx.x % 2, real);
-            }
-        }
+        if (share.heads) make_heads(stack, shared, products, norms.heads, layer);
         if (attends) {
             sync_block();
-            attend(heads_of(stack, layer), squares_of(stack, layer), bounds, stack.eps, stack.scale,
-                   shared.base + kHeaderBytes, stack.context, tokens);
+            attend(heads_of(stack, layer), squares_of(stack, layer), bounds, stack.eps, stack.scale, scratch,
+                   stack.context, tokens);
             count(counter(stack, layer, kAttentionPart, head / 2));
         }
-        product(kContext, sums);
-        store<kMine>(sums, stage, partials, real, kHidden, barrier);
+        products.multiply_next<kMine>(kContext, sums);
+        store<kMine>(sums, stage, partials, here, kHidden, barrier);
         if (adds) {
             sync_block();
-            add_and_norm(stack, norms.mlp, shared.base + kHeaderBytes, false, residual);
+            add_and_norm(stack, norms.mlp, scratch, false, residual);
             count(counter(stack, layer, kMlpSumPart));
         }
         if (share.gated) {
-            product(kHidden, sums);
-            store_gated<kMine>(sums, stage, narrow, real, kInner, barrier);
+            products.multiply_next<kMine>(kHidden, sums);
+            store_gated<kMine>(sums, stage, narrow, here, kInner, barrier);
             count(counter(stack, layer, kGatedPart, share.gated_tile / (kGatedTiles / kSplits)));
         }
         __syncwarp();
         if (threadIdx.x % 32 == 0) arrive(shared.quiet());
-        product(kNarrow, sums);
-        store<kMine>(sums, stage, partials, real, kHidden, barrier);
+        products.multiply_next<kMine>(kNarrow, sums);
+        store<kMine>(sums, stage, partials, here, kHidden, barrier);
         if (adds) {
             sync_block();
-            add_and_norm(stack, norms.next, shared.base + kHeaderBytes, layer + 1 == stack.num_layers, residual);
+            add_and_norm(stack, norms.next, scratch, layer + 1 == stack.num_layers, residual);
             count(counter(stack, layer, kNextSumPart));
         }
-        if (share.heads) forget_heads(stack, layer);
+        if (share.heads) forget_heads(stack, share, layer);
     }
 }
 
 template <int kTokens>
-__device__ __forceinline__ void run(const CUtensorMap* hidden, const CUtensorMap* context, const CUtensorMap* narrow,
-                                    const Stack& stack) {
+__device__ __forceinline__ void run(const CUtensorMap* hidden, const CUtensorMap* few, const CUtensorMap* context,
+                                    const CUtensorMap* narrow, const Stack& stack) {
     extern __shared__ __align__(1024) uint8_t memory[];
     const Shared<kTokens> shared{shared_address(memory)};
     if (threadIdx.x == 0) {
@@ -245,18 +263,20 @@ __device__ __forceinline__ void run(const CUtensorMap* hidden, const CUtensorMap
     if (warp < kWarps)
         compute<kTokens>(stack, shared);
     else if (threadIdx.x == kComputing)
-        request_weights<Shared<kTokens>::kAhead>(stack, shared.weights(), shared.quiet());
+        request_weights<kTokens>(stack, shared.weights(), shared.quiet());
     else if (threadIdx.x == kComputing + 32)
-        request_all_rows<kTokens>(stack, shared, hidden, context, narrow);
+        request_all_rows<kTokens>(stack, shared, hidden, few, context, narrow);
 }
 
 }  // namespace
 
+// hidden, context, narrow: their columns of all tokens. few: hidden's of the tokens of a block of heads.
 #define KERNEL(tokens)                                                                                     \
     extern "C" __global__ __launch_bounds__(kThreads, 1) void decoder_stack_##tokens(                      \
-        const __grid_constant__ CUtensorMap hidden, const __grid_constant__ CUtensorMap context,           \
-        const __grid_constant__ CUtensorMap narrow, const __grid_constant__ Stack stack) {                 \
-        run<tokens>(&hidden, &context, &narrow, stack);                                                    \
+        const __grid_constant__ CUtensorMap hidden, const __grid_constant__ CUtensorMap few,               \
+        const __grid_constant__ CUtensorMap context, const __grid_constant__ CUtensorMap narrow,           \
+        const __grid_constant__ Stack stack) {                                                             \
+        run<tokens>(&hidden, &few, &context, &narrow, stack);                                              \
     }
 
 KERNEL(32)

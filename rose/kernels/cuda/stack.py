@@ -112,9 +112,15 @@ class StackKernels:
         """
         num_tokens = len(rows.hidden)
         tile = max(token_tile(num_tokens), _MIN_TILE)
+        heads_tile = tile // 2 if tile > _MIN_TILE else tile  # of a block of heads
         maps = [
-            self._library.tensor_map(x.data_ptr(), (x.shape[1], num_tokens), (x.shape[1] * 2,), (CHUNK, tile))
-            for x in (rows.hidden, rows.context, rows.narrow)
+            self._library.tensor_map(x.data_ptr(), (x.shape[1], num_tokens), (x.shape[1] * 2,), (CHUNK, box))
+            for x, box in (
+                (rows.hidden, tile),
+                (rows.hidden, heads_tile),
+                (rows.context, tile),
+                (rows.narrow, tile),
+            )
         ]
         given = {name: getattr(rows, name).data_ptr() for name in StackRows.__slots__}
         own = {name: memory.data_ptr() for name, memory in self._memory.items()}
