@@ -104,8 +104,13 @@ async def quiet(way: Way, turns: int = 40) -> None:
 
 
 @asynccontextmanager
-async def opened(*, short: bool, service_s: float | None = 0.0, **options: Any) -> AsyncIterator[Way]:
-    """short: plain requests go the short way. Parts of a body are held briefly, so that tests are quick."""
+async def opened(
+    *, short: bool, service_s: float | None = 0.0, hold_s: float = 60.0, **options: Any
+) -> AsyncIterator[Way]:
+    """short: plain requests go the short way. hold_s: seconds that it waits for the rest of a body.
+
+    By default longer than any test lasts: a machine that stands still between two pieces hands none over.
+    """
     engine = FakeEngine(info=fake_info(), service_s=service_s)
     batcher = Batcher(engine, SchedulerOptions())
     await batcher.start()
@@ -115,7 +120,7 @@ async def opened(*, short: bool, service_s: float | None = 0.0, **options: Any) 
     runner = await prepare(app)
     way = Way(runner, engine, batcher)
     try:
-        with patch.object(express, "_HOLD_S", 0.005):
+        with patch.object(express, "_HOLD_S", hold_s):
             yield way
     finally:
         if not way.wire.closed:

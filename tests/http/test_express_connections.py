@@ -55,7 +55,7 @@ async def test_a_client_that_sends_on_without_end_is_read_no_more() -> None:
 
 @pytest.mark.parametrize("phase", ["gathering", "running", "draining"])
 async def test_a_client_may_leave_at_any_time(phase: str) -> None:
-    async with opened(short=True, service_s=None) as way:
+    async with opened(short=True, service_s=None, hold_s=0.005) as way:
         if phase == "draining":
             way.protocol.pause_writing()
         way.feed(PLAIN_IDS[:-1] if phase == "gathering" else PLAIN_IDS)
@@ -73,6 +73,25 @@ async def test_a_client_may_leave_at_any_time(phase: str) -> None:
         state = [asyncio.all_tasks(), way.protocol._held]
         assert len(state[0]) <= 2, state  # this one and the scheduler's
         assert state[1] == []
+
+
+async def test_a_body_that_takes_long_is_left_to_aiohttp() -> None:
+    async with opened(short=False) as long:
+        expected = await long.answer(PLAIN_IDS)
+    async with opened(short=True, hold_s=0.005) as way:
+        way.feed(PLAIN_IDS[:-4], PLAIN_IDS[-4:-2])
+        await until(lambda: not way.express)
+        assert way.protocol._held == []
+        assert await way.answer(PLAIN_IDS[-2:]) == expected
+
+
+async def test_a_body_that_came_is_timed_no_more() -> None:
+    async with opened(short=True, hold_s=0.005) as way:
+        way.feed(PLAIN_IDS[:-4], PLAIN_IDS[-4:])  # in one turn: no timer can fire between them
+        await asyncio.sleep(0.01)
+        assert way.express
+        assert (await way.answer(PLAIN_IDS)).count(b"HTTP/1.1 200") == 2
+        assert way.express
 
 
 async def test_a_client_that_does_not_read_gets_its_next_answer_when_it_does() -> None:

@@ -70,16 +70,19 @@ async def test_full_late_and_cancelled_requests_leave_nothing_behind(
     async with serving(engine=engine, scheduling=options) as server:
         served = asyncio.create_task(server.embed({"input": [1]}))
         await until(lambda: len(engine.running) == 1)
-        late = asyncio.create_task(server.embed({"input": [2]}, headers={"x-request-timeout-ms": "40"}))
+        waiting = asyncio.create_task(server.embed({"input": [2]}))
         await until(lambda: server.batcher.metrics.waiting_seqs == 1)
         assert (await server.embed({"input": [3]})).status == 429
-        assert (await late).status == 504
+        waiting.cancel()
+        await until(lambda: server.batcher.metrics.cancelled == 1)
+        late = await server.embed({"input": [4]}, headers={"x-request-timeout-ms": "40"})
+        assert late.status == 504
         engine.finish()
         assert (await served).status == 200
-        leaving = asyncio.create_task(server.embed({"input": [4]}))
+        leaving = asyncio.create_task(server.embed({"input": [5]}))
         await until(lambda: len(engine.running) == 1)
         leaving.cancel()
-        await until(lambda: server.connections <= 3 and server.batcher.metrics.cancelled == 1)
+        await until(lambda: server.batcher.metrics.cancelled == 2)
         engine.finish()
         await until(lambda: not left())
 
