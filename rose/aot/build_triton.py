@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
@@ -33,7 +33,16 @@ from rose.engine_options import DEFAULT_BATCH_TOKENS
 from rose.kernels import early, fused, gemm
 from rose.kernels.jit import prebuilt
 from rose.layers.compile_ahead import compile_ahead, row_counts
+from rose.layers.decoder_stack import DecoderStack, fits
+from rose.models import qwen3
 from rose.models.registry import build_model
+
+if TYPE_CHECKING:
+    from rose.attention.base import AttentionSpec
+    from rose.device_batch import DeviceBatch
+    from rose.kernels.cuda.library import CudaLibrary
+    from rose.layers.decoder import DecoderLayer
+    from rose.layers.workspace import DecoderBuffers
 
 PRESETS = Path(__file__).parents[1] / "presets"
 CAPABILITY = (9, 0)
@@ -69,6 +78,24 @@ class ShapesOnly:
         return torch.empty(shape, device="meta")
 
 
+class IdleStack(DecoderStack):
+    """Takes the place of all layers and launches nothing."""
+
+    def __init__(self) -> None:
+        """Without kernels."""
+
+    @classmethod
+    def of(
+        cls, layers: Sequence[DecoderLayer], spec: AttentionSpec, library: CudaLibrary | None = None
+    ) -> DecoderStack | None:
+        """See DecoderStack.of; as if the kernel was built."""
+        return cls() if fits(layers, spec) else None
+
+    def __call__(self, batch: DeviceBatch, rows: DecoderBuffers) -> torch.Tensor:
+        """See DecoderStack."""
+        return rows.hidden
+
+
 @contextmanager
 def hopper(with_products: bool) -> Iterator[None]:
     """Everything asks for kernels as on a Hopper GPU. with_products: whether ours are built there too."""
@@ -84,6 +111,7 @@ def hopper(with_products: bool) -> Iterator[None]:
         (gemm, "table", lambda: table),
         (gemm, "_skinny_gemm", _nothing),
         (fused, "load", _fused_product if with_products else _nothing),
+        (qwen3, "DecoderStack", IdleStack if with_products else DecoderStack),
         (policy, "_device_table", lambda spec: attention),
     )
     with ExitStack() as stack:

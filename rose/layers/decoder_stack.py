@@ -33,9 +33,7 @@ class DecoderStack:
 
         library: the compiled kernel, if not that of torch's current device.
         """
-        if spec.window is not None or spec.dtype is not torch.bfloat16 or not all(map(_fits, layers)):
-            return None
-        library = library or stack_library()
+        library = (library or stack_library()) if fits(layers, spec) else None
         if library is None:
             return None
         rope = layers[0].rope
@@ -65,6 +63,11 @@ class DecoderStack:
         )
         self._kernels.launch(given, torch.cuda.current_stream().cuda_stream)
         return rows.hidden
+
+
+def fits(layers: Sequence[DecoderLayer], spec: AttentionSpec) -> bool:
+    """Whether the kernel is compiled for such layers."""
+    return spec.window is None and spec.dtype is torch.bfloat16 and all(map(_fits, layers))
 
 
 def _fits(layer: DecoderLayer) -> bool:
