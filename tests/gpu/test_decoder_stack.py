@@ -109,19 +109,25 @@ def test_a_sequence_is_the_same_beside_others(loaded: LoadedModel) -> None:
         assert least_cosine(packed[row : row + 1], alone[:1]) >= 0.9999
 
 
-def test_values_that_are_no_numbers_hang_nothing(loaded: LoadedModel) -> None:
-    """A NaN that comes out of the arithmetic is not what is waited for to go away."""
+@pytest.mark.parametrize("lengths", [[33], [5, 9, 12], [1] * 40, [60, 3, 60]])
+def test_a_number_that_is_none_stays_in_its_sequence(loaded: LoadedModel, lengths: list[int]) -> None:
+    """Nor does anything wait for it to go away."""
     model = loaded.model
     assert isinstance(model, Qwen3Model)
-    sequences, row = loaded.sequences([33]), 5
-    kept = model._table[sequences[0][row]].clone()
-    expected = loaded.forward(sequences, 64).vectors
-    model._table[sequences[0][row]] = float("nan")
+    sequences, bad = loaded.sequences(lengths), len(lengths) // 2
+    rows = -(-sum(lengths) // 16) * 16
+    expected = loaded.forward(sequences, rows).vectors
+    token = sequences[bad][-1]
+    kept = model._table[token].clone()
+    model._table[token] = float("nan")
     try:
-        assert loaded.forward(sequences, 64).vectors[0].isnan().all()
+        vectors = loaded.forward(sequences, rows).vectors
     finally:
-        model._table[sequences[0][row]] = kept
-    assert torch.equal(loaded.forward(sequences, 64).vectors, expected)
+        model._table[token] = kept
+    assert vectors[bad].isnan().all()
+    others = [row for row in range(len(lengths)) if row != bad]
+    assert torch.equal(vectors[others], expected[others])
+    assert torch.equal(loaded.forward(sequences, rows).vectors, expected)
 
 
 def test_replays_with_other_tokens_and_offsets(loaded: LoadedModel) -> None:

@@ -14,6 +14,7 @@ namespace {
 // The keys that a thread's two queries see, [start, stop) each, and the block's 16 together.
 struct Bounds {
     int start[2], stop[2], first, last;
+    bool several;  // whether they are of several sequences
 };
 
 // Of queries first + lane / 4 and 8 further. Every lane finds one query's sequence, all together.
@@ -39,6 +40,7 @@ __device__ __forceinline__ Bounds find_bounds(const int* offsets, int num_seqs, 
     }
     bounds.first = __reduce_min_sync(0xFFFFFFFF, start);
     bounds.last = __reduce_max_sync(0xFFFFFFFF, stop);
+    bounds.several = __any_sync(0xFFFFFFFF, exists && start != bounds.first);
     return bounds;
 }
 
@@ -124,6 +126,16 @@ struct Values {
         for (int i = 0; i < kWarps * 4; ++i) there &= words[i / 4][i % 4] != kNothing;
         return there;
     }
+
+    __device__ __forceinline__ bool are_numbers() const {
+        bool numbers = true;
+#pragma unroll
+        for (int i = 0; i < kWarps * 4; ++i) {
+            const uint32_t exponents = words[i / 4][i % 4] & 0x7F807F80;
+            numbers &= exponents < 0x7F800000 && (exponents & 0xFFFF) != 0x7F80;
+        }
+        return numbers;
+    }
 };
 
 // The scores of this warp's 16 keys, times `scale` and both norms' factors; -inf where not seen.
@@ -181,39 +193,72 @@ __device__ __forceinline__ void weigh(const float (&scores)[2][4], uint32_t larg
     }
 }
 
-// The weights of all warps times 16 dimensions of the values, over their sums, to `out`; rows from `rows` on are none.
-__device__ __forceinline__ void mix_values(const Values& values, uint32_t weights, int warps, __nv_bfloat16* out,
-                                           int rows) {
-    constexpr uint32_t kOnes = 0x3F803F80;
-    const int group = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
-    const uint32_t from = weights + group * kWeightPitch + column * 4;
-    float totals[4] = {}, sums[2][4] = {};
+// What a warp makes of the values: of its 16 dimensions the thread's four of two rows, and the sums of their weights.
+struct Mixed {
+    float sums[2][4] = {}, totals[4] = {};
+
+    // weights: of all warps, [16, kWeightPitch].
+    __device__ __forceinline__ void multiply(const Values& values, uint32_t weights, int warps) {
+        constexpr uint32_t kOnes = 0x3F803F80;
+        const uint32_t from = weights + threadIdx.x % 32 / 4 * kWeightPitch + threadIdx.x % 4 * 4;
 #pragma unroll
-    for (int half = 0; half < kWarps; half += kWarps / 2) {
-        if (half >= warps) break;
+        for (int half = 0; half < kWarps; half += kWarps / 2) {
+            if (half >= warps) break;
 #pragma unroll
-        for (int warp = half; warp < half + kWarps / 2; ++warp) {
-            const uint32_t (&words)[4] = values.words[warp];
-            uint32_t a[4];
+            for (int warp = half; warp < half + kWarps / 2; ++warp) {
+                const uint32_t (&words)[4] = values.words[warp];
+                uint32_t a[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                a[i] = warp < warps ? load_word(from + warp * 32 + i % 2 * 8 * kWeightPitch + i / 2 * 16) : 0;
-            multiply_warp(totals, a[0], a[1], a[2], a[3], kOnes, kOnes);
+                for (int i = 0; i < 4; ++i)
+                    a[i] = warp < warps ? load_word(from + warp * 32 + i % 2 * 8 * kWeightPitch + i / 2 * 16) : 0;
+                multiply_warp(totals, a[0], a[1], a[2], a[3], kOnes, kOnes);
 #pragma unroll
-            for (int odd = 0; odd < 2; ++odd) {
-                const uint32_t order = odd ? 0x7632 : 0x5410;
-                multiply_warp(sums[odd], a[0], a[1], a[2], a[3], __byte_perm(words[0], words[1], order),
-                              __byte_perm(words[2], words[3], order));
+                for (int odd = 0; odd < 2; ++odd) {
+                    const uint32_t order = odd ? 0x7632 : 0x5410;
+                    multiply_warp(sums[odd], a[0], a[1], a[2], a[3], __byte_perm(words[0], words[1], order),
+                                  __byte_perm(words[2], words[3], order));
+                }
             }
         }
     }
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-        if (group + row * 8 >= rows) continue;
+
+    // row: 0, or 1 for the one that is 8 further.
+    __device__ __forceinline__ void write(__nv_bfloat16* out, int row) const {
         const float by = totals[row * 2] > 0 ? 1.0f / totals[row * 2] : 0.0f;
         const float four[4] = {sums[0][row * 2] * by, sums[1][row * 2] * by, sums[0][row * 2 + 1] * by,
                                sums[1][row * 2 + 1] * by};
-        store_row(out + (group + row * 8) * kQueryHeads * kHeadDim + threadIdx.x / 32 * 16 + column * 4, four);
+        store_row(out + (threadIdx.x % 32 / 4 + row * 8) * kQueryHeads * kHeadDim, four);
+    }
+};
+
+// The same for queries of several sequences one sequence after another, each with its own values alone: a weight of zero
+// times another's value that is no number would be none.
+__device__ __forceinline__ void mix_apart(const Values& values, const Bounds& bounds, uint32_t weights, int warps,
+                                          __nv_bfloat16* out, int rows) {
+    const int group = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
+#pragma unroll 1
+    for (int next = bounds.first; next < bounds.last;) {
+        int start = bounds.last, stop = 0;
+#pragma unroll
+        for (int row = 0; row < 2; ++row)
+            if (bounds.start[row] >= next) start = min(start, bounds.start[row]);
+        start = __reduce_min_sync(0xFFFFFFFF, start);
+#pragma unroll
+        for (int row = 0; row < 2; ++row)
+            if (bounds.start[row] == start) stop = max(stop, bounds.stop[row]);
+        stop = __reduce_max_sync(0xFFFFFFFF, stop);
+        Values own;
+#pragma unroll
+        for (int i = 0; i < kWarps * 4; ++i) {
+            const int key = bounds.first + column * 2 + i / 4 * 16 + i / 2 % 2 * 8 + i % 2;
+            own.words[i / 4][i % 4] = key >= start && key < stop ? values.words[i / 4][i % 4] : 0;
+        }
+        Mixed mixed;
+        mixed.multiply(own, weights, warps);
+#pragma unroll
+        for (int row = 0; row < 2; ++row)
+            if (bounds.start[row] == start && group + row * 8 < rows) mixed.write(out, row);
+        next = start + 1;
     }
 }
 
@@ -248,7 +293,16 @@ __device__ __forceinline__ void attend(const __nv_bfloat16* qkv, const float2* s
     if (warp < warps) weigh(scores, largest, warps, scratch + warp * 32);
     while (!values.are_there()) values.read(value_at, keys);
     sync_block();
-    mix_values(values, scratch, warps, context + first * kQueryHeads * kHeadDim + head * kHeadDim, tokens - first);
+    __nv_bfloat16* out = context + (first * kQueryHeads + head) * kHeadDim + warp * 16 + threadIdx.x % 4 * 4;
+    if (bounds.several && __any_sync(0xFFFFFFFF, !values.are_numbers())) {
+        mix_apart(values, bounds, scratch, warps, out, tokens - first);
+        return;
+    }
+    Mixed mixed;
+    mixed.multiply(values, scratch, warps);
+#pragma unroll
+    for (int row = 0; row < 2; ++row)
+        if (threadIdx.x % 32 / 4 + row * 8 < tokens - first) mixed.write(out, row);
 }
 
 }  // namespace
