@@ -80,13 +80,15 @@ class Recorder:
     def _sample(self, request: int, response: Response) -> None:
         """Slot 0 has the first answer, slot 1 the last; each of the others is as likely to be in the rest.
 
+        An answer is one of the others once it is no longer the last, so that none is kept twice.
         Source: J. Vitter, "Random sampling with a reservoir", algorithm R, 1985.
         """
-        count = len(self.done)
-        slot = count - 1 if count <= self.keep else 2 + randrange(count - 2)
-        if slot < self.keep:
-            self.samples[slot] = (request, response)
-        self.samples[min(1, count - 1)] = (request, response)
+        others = len(self.done) - 2
+        if others > 0:
+            slot = 1 + others if others <= self.keep - 2 else 2 + randrange(others)
+            if slot < self.keep:
+                self.samples[slot] = self.samples[1]
+        self.samples[0 if others < 0 else 1] = (request, response)
 
     def failed(self, intended_s: float, kind: str) -> None:
         """A request that got no vectors."""

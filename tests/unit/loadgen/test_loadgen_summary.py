@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -123,16 +125,30 @@ def test_the_timeline_has_a_slice_a_second() -> None:
     ]
 
 
-def test_kept_answers_are_the_first_the_last_and_some_between() -> None:
+def _kept(keep: int, answers: int) -> list[int]:
+    """Numbers of the answers that are kept of so many."""
     from loadgen.http1 import Response
 
-    recorder = Recorder(keep=4)
-    for number in range(500):
+    recorder = Recorder(keep=keep)
+    for number in range(answers):
         recorder.answered(number % 64, 0.0, 0.0, Response(200, b"", str(number).encode(), 1.0))
-    kept = [int(response.body) for _, response in recorder.freeze([], [], []).samples]
-    assert len(kept) == len(set(kept)) == 4
-    assert kept[:2] == [0, 499]
     assert all(number % 64 == int(response.body) % 64 for number, response in recorder.samples.values())
+    return [int(response.body) for _, response in recorder.freeze([], [], []).samples]
+
+
+@pytest.mark.parametrize("answers", [1, 2, 3, 4, 5, 6, 500])
+def test_kept_answers_are_the_first_the_last_and_some_between(answers: int) -> None:
+    for _ in range(50 if answers < 500 else 2):
+        kept = _kept(4, answers)
+        assert len(kept) == len(set(kept)) == min(4, answers)
+        assert kept[:2] == [0, answers - 1][:answers]
+
+
+def test_each_answer_between_is_as_likely_to_be_kept() -> None:
+    times = Counter(number for _ in range(4000) for number in _kept(4, 8)[2:])
+    assert sorted(times) == [1, 2, 3, 4, 5, 6]
+    # 4000 times two of six: 1333 each, give or take 30 in two of three.
+    assert all(abs(seen - 4000 / 3) < 6 * 30 for seen in times.values()), times
 
 
 def test_the_server_split_is_read_from_headers() -> None:
