@@ -97,8 +97,11 @@ class IdleStack(DecoderStack):
 
 
 @contextmanager
-def hopper(with_products: bool) -> Iterator[None]:
-    """Everything asks for kernels as on a Hopper GPU. with_products: whether ours are built there too."""
+def hopper(with_products: bool, with_stack: bool) -> Iterator[None]:
+    """Everything asks for kernels as on a Hopper GPU.
+
+    with_products: whether ours are built there too. with_stack: whether it has room for all layers in one.
+    """
     table = gemm.table_in_use(skinny=with_products)
     attention = policy.table_for("", CAPABILITY, policy.load_tables())
     properties = SimpleNamespace(multi_processor_count=_H200_PROCESSORS)
@@ -111,7 +114,7 @@ def hopper(with_products: bool) -> Iterator[None]:
         (gemm, "table", lambda: table),
         (gemm, "_skinny_gemm", _nothing),
         (fused, "load", _fused_product if with_products else _nothing),
-        (qwen3, "DecoderStack", IdleStack if with_products else DecoderStack),
+        (qwen3, "DecoderStack", IdleStack if with_stack else DecoderStack),
         (policy, "_device_table", lambda spec: attention),
     )
     with ExitStack() as stack:
@@ -145,8 +148,8 @@ def variants_of(configs: Iterable[ModelConfig]) -> dict[str, CompiledKernel]:
     driver.set_active(HopperDriver())
     with patch.object(prebuilt, "find", compile_once):
         for config in configs:
-            for with_products in (True, False):
-                with hopper(with_products):
+            for with_products, with_stack in ((True, True), (True, False), (False, False)):
+                with hopper(with_products, with_stack):
                     ask_for_kernels(config)
     return compiled
 

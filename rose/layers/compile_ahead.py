@@ -69,7 +69,7 @@ def row_counts(keys: Collection[WeightKey], max_tokens: int) -> list[int]:
 def compile_ahead(model: Model, row_counts: Iterable[int]) -> None:
     """Go through forwards of these numbers of tokens, where kernels are compiled but not run.
 
-    Products by cuBLAS do run, on whatever the activations hold, and so are loaded too.
+    Products by cuBLAS and kernels in CUDA C++ do run, on whatever the activations hold, and so are loaded.
     """
     probe = torch.zeros(1, device=model.attention_spec.device)
     if not dispatch.uses_triton(probe):

@@ -33,8 +33,9 @@ class DecoderStack:
 
         library: the compiled kernel, if not that of torch's current device.
         """
-        library = (library or stack_library()) if fits(layers, spec) else None
-        if library is None:
+        if library is None and spec.device.type == "cuda":
+            library = stack_library()
+        if library is None or not fits(layers, spec):
             return None
         rope = layers[0].rope
         weights = [_weights(layer, after) for layer, after in pairwise([*layers, layers[0]])]

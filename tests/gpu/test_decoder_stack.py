@@ -22,16 +22,21 @@ pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).resolve().parents[2]
 # Lengths and rows: of each kernel's tile, of one more, of queries in groups of 16, of sequences across them.
 BATCHES = [
+    ([1], 1),
     ([1], 16),
     ([9], 16),
     ([16], 16),
+    ([17], 17),
     ([30], 32),
     ([32], 32),
+    ([33], 33),
     ([33], 48),
     ([64], 64),
     ([1, 30, 2], 64),
+    ([65], 65),
     ([65], 80),
     ([100], 112),
+    ([127], 127),
     ([127], 128),
     ([128], 128),
     ([16] * 8, 128),

@@ -7,6 +7,8 @@
 
 #pragma once
 
+#include <climits>
+
 #include "decoder_exchange.cuh"
 
 namespace {
@@ -18,7 +20,8 @@ struct Bounds {
 };
 
 // Of queries first + lane / 4 and 8 further. Every lane finds one query's sequence, all together.
-__device__ __forceinline__ Bounds find_bounds(const int* offsets, int num_seqs, int first, int num_tokens, bool causal) {
+__device__ __forceinline__ Bounds find_bounds(const int* offsets, int num_seqs, int first, int num_tokens,
+                                              bool causal) {
     const int lane = threadIdx.x % 32, mine = first + lane % 16;
     int before = 0;  // offsets up to this lane's query
     for (int from = 0; from <= num_seqs; from += 32) {
@@ -105,7 +108,7 @@ struct Fragments {
     }
 };
 
-// What a thread has of the values of all keys: two dimensions of four in each 16; zeros of rows that are none.
+// What a thread has of the values of all keys: two dimensions of four keys in each 16; zeros of rows that are none.
 struct Values {
     uint32_t words[kWarps][4] = {};
 
@@ -231,8 +234,8 @@ struct Mixed {
     }
 };
 
-// The same for queries of several sequences one sequence after another, each with its own values alone: a weight of zero
-// times another's value that is no number would be none.
+// `multiply` and `write` for queries of several sequences, one sequence after another, each with its own values alone:
+// a weight of zero times another's value that is no number would be none. Rows of padding keep what they held.
 __device__ __forceinline__ void mix_apart(const Values& values, const Bounds& bounds, uint32_t weights, int warps,
                                           __nv_bfloat16* out, int rows) {
     const int group = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
@@ -263,8 +266,8 @@ __device__ __forceinline__ void mix_apart(const Values& values, const Bounds& bo
 }
 
 // Attention of blockIdx.x's 16 queries of a head to their rows of `context`. scratch: kAttentionScratch bytes.
-__device__ __forceinline__ void attend(const __nv_bfloat16* qkv, const float2* squares, const Bounds& bounds, float eps,
-                                       float scale, uint32_t scratch, __nv_bfloat16* context, int tokens) {
+__device__ __forceinline__ void attend(const __nv_bfloat16* qkv, const float2* squares, const Bounds& bounds,
+                                       float eps, float scale, uint32_t scratch, __nv_bfloat16* context, int tokens) {
     const int head = blockIdx.x % kQueryHeads, first = blockIdx.x / kQueryHeads * 16, warp = threadIdx.x / 32;
     const int keys = bounds.last - bounds.first, warps = (keys + 15) / 16, base = bounds.first + warp * 16;
     const __nv_bfloat16* value_at = qkv + bounds.first * kQkvWidth + (kRotatedHeads + head / 2) * kHeadDim;

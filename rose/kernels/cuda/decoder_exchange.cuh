@@ -2,8 +2,6 @@
 
 #pragma once
 
-#include <climits>
-
 #include "hopper.cuh"
 
 namespace {
@@ -40,7 +38,8 @@ __device__ __forceinline__ uint32_t counted(const uint32_t* counter) {
     return value;
 }
 
-// Tells other blocks that what this one wrote to device memory is there.
+// Tells other blocks that what this one wrote to device memory is there. Also where its own warps wait for each other:
+// behind it shared memory is free for other uses.
 __device__ __forceinline__ void count(uint32_t* counter) {
     sync_block();
     if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
@@ -70,12 +69,6 @@ __device__ __forceinline__ uint32_t load_word(uint32_t from) {
 __device__ __forceinline__ float load_shared(uint32_t from) {
     float value;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
-    return value;
-}
-
-__device__ __forceinline__ float2 load_shared2(uint32_t from) {
-    float2 value;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(from) : "memory");
     return value;
 }
 

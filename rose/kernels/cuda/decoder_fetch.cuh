@@ -8,6 +8,7 @@ namespace {
 
 constexpr int kThreads = kComputing + 64;  // two warpgroups that compute, a warp that asks for weights, one for rows
 constexpr int kBlocks = 128, kHidden = 1024, kInner = 3072;
+// kNarrow, kContext: columns of K in a split.
 constexpr int kSplits = 8, kOutputTiles = kHidden / kTileRows, kGatedTiles = 2 * kInner / kTileRows;
 constexpr int kHeadTiles = 2 * kHeads, kNarrow = kInner / kSplits, kContext = kQueryHeads * kHeadDim / kSplits;
 constexpr int kStep = 2 * kChunk;  // columns of K in a slot
@@ -21,12 +22,13 @@ struct Layer {
     const __nv_bfloat16 *heads, *mlp, *next;
 };
 
+// qkv, partials and squares are kNothing before and after.
 struct Stack {
     const CUtensorMap* weights;  // [layers][kWeights]
     const Layer* layers;
     __nv_bfloat16 *hidden, *residual, *context, *narrow;
-    __nv_bfloat16 *qkv, *partials;  // kNothing before and after
-    float2* squares;                // [kRotatedHeads][kMaxTokens]: of both halves of a head before its norm; so too
+    __nv_bfloat16 *qkv, *partials;  // [2][kMaxTokens][kQkvWidth], [kSplits][num_tokens][kHidden]
+    float2* squares;                // [2][kRotatedHeads][kMaxTokens]: of both halves of a head before its norm
     const float* angles;            // [positions][128]: cosines, then sines
     const int *positions, *offsets;
     uint32_t* counters;  // [layers][kParts][kGroups][8], zeros; the first of each eight counts
@@ -48,8 +50,8 @@ struct Ring {
     __device__ uint32_t here() const { return slots + slot * bytes; }
     __device__ uint32_t is_full() const { return full + slot * 8; }
     __device__ uint32_t is_empty() const { return empty + slot * 8; }
-    // For the thread that fills it: until at most `most` slots before this one are still to come.
-    __device__ void await_all_but(int most) const {
+    // For the thread that fills it: until fewer than `most` slots before this one are still to come.
+    __device__ void await_fewer_than(int most) const {
         const int before = slot - most;
         if (before >= 0)
             wait_for(full + before * 8, parity);
@@ -76,7 +78,7 @@ struct Shared {
     static constexpr int kRowSlots = kTokens == 128 ? 3 : kTokens == 64 ? 5 : 9;
     static constexpr int kWeightSlots =
         (kSharedBytes - kHeaderBytes - kOutBytes - kRowSlots * kRowBytes) / kWeightBytes;
-    // Slots of weights that are asked for at a time: what comes keeps all else waiting that comes to the multiprocessor.
+    // Slots of weights that are asked for at a time: what comes keeps waiting all else that does.
     static constexpr int kAhead = kTokens == 128 ? 2 : 1;
     static_assert((2 * (kRowSlots + kWeightSlots) + 1) * 8 <= kHeaderBytes, "barriers");
     static_assert(kOutBytes % 1024 == 0 && kOutBytes >= kAttentionScratch, "scratch");
@@ -90,8 +92,8 @@ struct Shared {
         const uint32_t at = base + 2 * kWeightSlots * 8;
         return {at, at + kRowSlots * 8, slots() + kWeightSlots * kWeightBytes, kRowBytes, kRowSlots, 0, 0};
     }
-    // Told by all computing warps once a layer, when they have told others of SwiGLU: a fence waits for all that the
-    // copy engine still brings to this multiprocessor, 1.5 µs in place of 0.4.
+    // Told by all computing warps once a layer, when they have told others of SwiGLU; the next layer's weights are
+    // asked for only then. A fence waits for all that the copy engine still brings: 1.5 µs in place of 0.4.
     __device__ uint32_t quiet() const { return base + 2 * (kWeightSlots + kRowSlots) * 8; }
     // Of this warpgroup: where its sums are transposed, and where squares are added up.
     __device__ uint32_t stage() const { return base + kHeaderBytes + warpgroup() * kMine * 128; }
@@ -109,6 +111,9 @@ struct Share {
     int tile = blockIdx.x % kOutputTiles, split = blockIdx.x / kOutputTiles;
     bool gated = blockIdx.x >= kBlocks - kGatedTiles;
     int gated_tile = blockIdx.x - (kBlocks - kGatedTiles);
+    // A block whose queries are all padding waits for nothing in its attention. That it makes heads, for which it
+    // waits for the layer before, is what keeps it from overtaking the others.
+    static_assert(kTokens / 16 * kQueryHeads <= kHeadTiles * (kTokens / kHeadTokens), "attention without heads");
 };
 
 // Half a head: of its eight groups of 8 rows, and of the eight that are 64 rows further, four in turn.
@@ -127,7 +132,7 @@ __device__ __forceinline__ void request_tile(Ring& ring, const CUtensorMap* map,
                                              int tile) {
 #pragma unroll 1
     for (int at = first; at < first + columns; at += kStep, ring.next()) {
-        ring.await_all_but(kAhead);
+        ring.await_fewer_than(kAhead);
         const uint32_t barrier = ring.open(ring.bytes);
 #pragma unroll
         for (int part = 0; part < kStep / kChunk; ++part) {

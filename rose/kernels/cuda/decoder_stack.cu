@@ -1,9 +1,9 @@
 // All layers of a small Qwen3 in one launch, for up to 128 tokens of any sequences.
 //
-// 128 blocks, one a multiprocessor, go through the layers together. A thread of each keeps asking for the weights
-// to come: they depend on nothing, so they are there when the rows are. What others made is waited for: by a counter
-// where the copy engine fetches it, else by looking at the numbers themselves, which are kNothing until they are
-// written, and again once they are read. A layer is seven parts:
+// 128 blocks, one a multiprocessor, go through the layers together. A thread of each asks for the weights to come,
+// as far as there is room: they depend on nothing, so most are there when the rows are. What others made is waited
+// for: by a counter where the copy engine fetches it, else by looking at the numbers themselves, which are kNothing
+// until they are written, and again once they are read. A layer is seven parts:
 //   heads     QKV; a block has half of a head, its pairs of dimensions side by side, and rotates them
 //   attention a block has 16 queries of a head (decoder_attention.cuh)
 //   output    a block has 64 columns and an eighth of K; partial sums
@@ -20,7 +20,7 @@
 
 namespace {
 
-// Of a block's half head: dimension `pair`, in the tensor cores' rows of this thread with pair + 64.
+// The first of this thread's two dimensions of its block's half head; the other is 64 further.
 __device__ __forceinline__ int pair_of_thread() {
     return blockIdx.x % 2 * 32 + threadIdx.x % 128 / 32 * 8 + threadIdx.x % 32 / 4;
 }
@@ -74,7 +74,7 @@ __device__ __forceinline__ void read_angles(const Stack& stack, int first, __hal
 }
 
 // The norm's weights for this thread's pair of dimensions.
-__device__ __forceinline__ float2 read_weights(const __nv_bfloat16* norms, int tile) {
+__device__ __forceinline__ float2 read_norm_weights(const __nv_bfloat16* norms, int tile) {
     const __nv_bfloat16* weight = norms + (tile < 2 * kQueryHeads ? 0 : kHeadDim) + pair_of_thread();
     return make_float2(__bfloat162float(weight[0]), __bfloat162float(weight[kHeadDim / 2]));
 }
@@ -121,7 +121,9 @@ __device__ __forceinline__ float2* squares_of(const Stack& stack, int layer) {
     return stack.squares + layer % 2 * kMaxTokens * kRotatedHeads;
 }
 
-// Makes what this block wrote of the heads kNothing again. All have read them: they are behind the attention.
+// Makes what this block wrote of the heads kNothing again. All have read them: they are behind the attention. The
+// same words are written again two layers later, by other threads, which a sync_block parts from these; blocks that
+// meet none have at most 16 tokens, all of warpgroup 0.
 template <int kTokens>
 __device__ __forceinline__ void forget_heads(const Stack& stack, const Share<kTokens>& share, int layer) {
     const int head = share.head_tile / 2, half = share.head_tile % 2, piece = threadIdx.x % 8;
@@ -134,7 +136,8 @@ __device__ __forceinline__ void forget_heads(const Stack& stack, const Share<kTo
     __threadfence();
 }
 
-// Of token blockIdx.x: residual += its partial sums; hidden = RMSNorm(residual), or the sums as they are if `last`.
+// Of token blockIdx.x: residual += its partial sums; hidden = RMSNorm(residual). `last`: hidden is the sums as they
+// are, and the residual goes to memory without them.
 __device__ __forceinline__ void add_and_norm(const Stack& stack, const __nv_bfloat16* norm, uint32_t scratch,
                                              bool last, float (&residual)[4]) {
     const int at = blockIdx.x * kHidden + threadIdx.x * 4, stride = stack.num_tokens * kHidden;
@@ -186,7 +189,7 @@ struct HeadsPart {
     __device__ __forceinline__ void operator()(const Stack& stack, const Shared<kTokens>& shared, Products& products,
                                                const __nv_bfloat16* norms, int layer) const {
         float sums[kMine / 2];
-        const float2 weights = rotates ? read_weights(norms, tile) : float2{};
+        const float2 weights = rotates ? read_norm_weights(norms, tile) : float2{};
         products.multiply_next<kMine>(kHidden, sums);
         if (rotates) rotate<kMine>(weights, angles, shared.squares(), sums);
         __nv_bfloat16* out = heads_of(stack, layer) + first * kQkvWidth + tile / 2 * kHeadDim + tile % 2 * 32;

@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr int kChunk = 64;                       // columns of K in a barrier's care: one 128-byte swizzled row
+constexpr int kChunk = 64;                       // columns of K that arrive together: one 128-byte swizzled row
 constexpr int kTileRows = 64;                    // rows of the weight a warpgroup multiplies
 constexpr int kTileBytes = kTileRows * kChunk * 2;
 constexpr int kHeaderBytes = 1024;               // barriers; what follows stays aligned for the swizzle

@@ -25,7 +25,11 @@ BLOCKS = 128  # one a multiprocessor, all at once
 _THREADS = 320
 _MIN_TILE = 32
 _SPLITS, _PARTS, _GROUPS, _COUNTER_WORDS = 8, 4, 8, 8
+_TURNS = 2  # layers whose heads lie side by side
 _MAP_BYTES = 128
+# Tensor maps in device memory, 14 KB a model, for as long as the process lives: the copy engine may remember a
+# map by its address, and must not meet another one there.
+_MAPS: list[Tensor] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +141,17 @@ class StackKernels:
 
     def _allocate(self, device: torch.device) -> dict[str, Tensor]:
         norms = [[one.heads.data_ptr(), one.mlp.data_ptr(), one.following.data_ptr()] for one in self._layers]
-        heads = QUERY_HEADS + KEY_HEADS
-        # What the kernel waits for by looking at it: all ones before a launch, and again after it.
+        heads, bf16_a_word = QUERY_HEADS + KEY_HEADS, 2
+        # Words that the kernel waits for by looking at them: all ones before a launch, and again after it.
         looked_at = {
-            "qkv": 2 * (heads + KEY_HEADS) * HEAD_DIM * MAX_TOKENS // 2,
-            "partials": _SPLITS * MAX_TOKENS * HIDDEN // 2,
-            "squares": 2 * heads * MAX_TOKENS * 2,
+            "qkv": _TURNS * (heads + KEY_HEADS) * HEAD_DIM * MAX_TOKENS // bf16_a_word,
+            "partials": _SPLITS * MAX_TOKENS * HIDDEN // bf16_a_word,
+            "squares": _TURNS * heads * MAX_TOKENS * 2,  # of both halves of a head
         }
         counters = len(norms) * _PARTS * _GROUPS * _COUNTER_WORDS
+        _MAPS.append(torch.frombuffer(bytearray(self._maps()), dtype=torch.uint8).to(device))
         return {
-            "weights": torch.frombuffer(bytearray(self._maps()), dtype=torch.uint8).to(device),
+            "weights": _MAPS[-1],
             "layers": torch.tensor(norms, dtype=torch.int64, device=device),
             "counters": torch.zeros(counters, dtype=torch.int32, device=device),
             **{

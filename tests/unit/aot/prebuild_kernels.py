@@ -41,7 +41,7 @@ def start(config: ModelConfig, folder: Path, lines: Lines) -> list[str]:
         for value in list(vars(module).values()) if module.__name__.startswith("rose.kernels.jit.") else ():
             if isinstance(value, PrebuiltFunction):
                 value.device_caches.clear()
-    with build_triton.hopper(True):
+    with build_triton.hopper(True, True):
         build_triton.ask_for_kernels(config)
     return lines.taken()
 

@@ -16,10 +16,12 @@ from rose.attention.base import AttentionSpec
 from rose.kernels.cuda import stack as stack_module
 from rose.kernels.cuda.cubin import DECODER_STACK
 from rose.kernels.cuda.library import CudaLibrary
+from rose.kernels.cuda.plan import SHARED_BYTES
 from rose.kernels.cuda.stack import Stack, StackKernels, StackLayer, StackRows
 from rose.kernels.cuda.views import half_head_view
 from rose.kernels.norm import RmsNorm
 from rose.kernels.rope import QkRope
+from rose.layers import decoder_stack
 from rose.layers.decoder import DecoderLayer
 from rose.layers.decoder_stack import DecoderStack
 from tests.unit.kernels.fake_driver import FakeDriver
@@ -29,10 +31,11 @@ SPEC = AttentionSpec(16, 8, 128, 128**-0.5, True, BF16, torch.device("cpu"))
 FOLDER = DECODER_STACK.path.parent
 
 
-def _read(parameters: int) -> Stack:
-    """The structure behind four tensor maps."""
+def _read(parameters: int) -> tuple[Stack, list[int]]:
+    """The structure behind four tensor maps, and the counters as they are at the launch."""
     pointers = (ctypes.c_void_p * 5).from_address(parameters)
-    return Stack.from_buffer_copy(ctypes.string_at(pointers[4], ctypes.sizeof(Stack)))
+    stack = Stack.from_buffer_copy(ctypes.string_at(pointers[4], ctypes.sizeof(Stack)))
+    return stack, list((ctypes.c_int * (stack.num_layers * 256)).from_address(stack.counters))
 
 
 @pytest.fixture
@@ -67,7 +70,7 @@ def test_a_launch_says_all_of_a_batch(num_tokens, tile, few, library, driver):
     (call,) = driver.launches
     assert (call.kernel, call.grid, call.block) == (f"decoder_stack_{tile}", (128, 1, 1), (320, 1, 1))
     assert (call.shared, call.stream, call.cooperative, call.count) == (227 * 1024, 77, 1, 1)
-    seen = call.seen
+    seen, _ = call.seen
     assert (seen.num_layers, seen.num_tokens, seen.num_seqs, seen.causal) == (2, num_tokens, 3, 1)
     assert (seen.eps, seen.scale) == pytest.approx((1e-6, 0.5 / 0.6931472))
     for name in StackRows.__slots__:
@@ -90,8 +93,9 @@ def test_what_is_waited_for_is_nothing_before_a_launch(library, driver):
     kernels = StackKernels(library, [_layer()], torch.zeros(9, 128), eps=1e-6, scale=1, causal=False)
     kernels._memory["counters"].fill_(5)
     kernels.launch(_rows(16, 1), 0)
-    seen, memory = driver.launches[0].seen, kernels._memory
-    assert (memory["counters"] == 0).all()
+    (seen, counters), memory = driver.launches[0].seen, kernels._memory
+    assert counters == [0] * 4 * 8 * 8
+    assert memory["counters"].numel() == len(counters)
     for name in ("qkv", "partials", "squares"):
         assert (memory[name] == -1).all()
         assert getattr(seen, name) == memory[name].data_ptr()
@@ -128,11 +132,28 @@ def test_the_structure_and_the_numbers_are_the_source_s():
         "kKeyHeads": stack_module.KEY_HEADS,
         "kHeadDim": stack_module.HEAD_DIM,
         "kMaxTokens": stack_module.MAX_TOKENS,
-        "kSplits": 8,
+        "kSplits": stack_module._SPLITS,
+        "kSharedBytes": f"{SHARED_BYTES // 1024} * 1024",
     }.items():
-        assert re.search(rf"\b{name} = {value}\b", source), name
-    assert re.search(r"kThreads = kComputing \+ 64", source)
-    assert re.search(r"kComputing = 256", source)
+        assert re.search(rf"\b{name} = {re.escape(str(value))}\b", source), name
+    for text in (
+        "kThreads = kComputing + 64;",
+        f"kComputing = {stack_module._THREADS - 64}",
+        "kGroups = kKeyHeads;",
+        "(layer * kParts + part) * kGroups + group) * 8",
+        "enum Part { kAttentionPart, kMlpSumPart, kGatedPart, kNextSumPart, kParts };",
+        "enum Weight { kQkvWeight, kOutputWeight, kGatedWeight, kDownWeight, kWeights };",
+        "const __nv_bfloat16 *heads, *mlp, *next;",
+        "kHeadTokens = kTokens > 32 ? kTokens / 2 : kTokens;",
+    ):
+        assert text in source, text
+    assert (stack_module._PARTS, stack_module._GROUPS, stack_module._COUNTER_WORDS) == (
+        4,
+        stack_module.KEY_HEADS,
+        8,
+    )
+    kernels = re.findall(r"^KERNEL\((\d+)\)", DECODER_STACK.path.read_text("utf-8"), re.MULTILINE)
+    assert kernels == ["32", "64", "128"]
 
 
 class _Weight(SimpleNamespace):
@@ -194,10 +215,26 @@ def test_a_gpu_must_have_room_for_all_blocks(processors, there, library, monkeyp
     assert (stack_module.stack_library() is library) == there
 
 
+@pytest.mark.parametrize("kind", ["cpu", "meta"])
+def test_a_model_elsewhere_has_none_though_there_is_a_gpu(kind, library, monkeypatch):
+    monkeypatch.setattr(decoder_stack, "stack_library", lambda: library)
+    assert DecoderStack.of([_decoder_layer()], replace(SPEC, device=torch.device(kind))) is None
+    assert DecoderStack.of([_decoder_layer()], replace(SPEC, device=torch.device("cuda"))) is not None
+
+
+def test_tensor_maps_are_never_given_up(library):
+    """The copy engine may remember one by its address."""
+    places = set()
+    for _ in range(5):
+        kernels = StackKernels(library, [_layer()], torch.zeros(9, 128), eps=1e-6, scale=1, causal=False)
+        places.add(kernels._memory["weights"].data_ptr())
+    assert len(places) == 5
+
+
 def test_without_the_kernel_there_is_no_stack(monkeypatch):
     monkeypatch.setattr(stack_module, "cuda_library", lambda source: None)
     assert stack_module.stack_library() is None
-    assert DecoderStack.of([_decoder_layer()], SPEC) is None
+    assert DecoderStack.of([_decoder_layer()], replace(SPEC, device=torch.device("cuda"))) is None
 
 
 def test_a_refused_launch_raises(library, driver):
