@@ -27,8 +27,8 @@ _MIN_TILE = 32
 _SPLITS, _PARTS, _GROUPS, _COUNTER_WORDS = 8, 4, 8, 8
 _TURNS = 2  # layers whose heads lie side by side
 _MAP_BYTES = 128
-# Tensor maps in device memory, 14 KB a model, for as long as the process lives: the copy engine may remember a
-# map by its address, and must not meet another one there.
+# Tensor maps in device memory, 14 KB a model, for as long as the process lives: the copy engine may remember
+# one by its address, and must not meet another one there.
 _MAPS: list[Tensor] = []
 
 
