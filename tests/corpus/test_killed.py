@@ -26,20 +26,25 @@ def flags(tmp_path: Path) -> list[str | Path]:
 
 
 def kill_and_rerun(tmp_path: Path, seed: int, kills: int) -> None:
-    """Kill the driver after a random shard and a random while, `kills` times, then let it end."""
+    """Kill the driver after a random shard and a random while, `kills` times, then let it end.
+
+    On a fast machine one of the later kills may find it at its end, which must change nothing either.
+    """
     chance, out = random.Random(seed), tmp_path / "out"
     seen: dict[int, dict[str, object]] = {}
-    for _ in range(kills):
+    for kill in range(kills):
         after = len(seen) + chance.randrange(1, SHARDS // (kills + 1))
-        with CorpusProcess(*flags(tmp_path), "--window-rows", "20", FAKE_STEP_S="0.01") as process:
+        with CorpusProcess(*flags(tmp_path), "--window-rows", "20", FAKE_STEP_S="0.02") as process:
             process.until(lambda wanted=after: len(list((out / "_corpus" / "done").glob("*"))) >= wanted)
             time.sleep(chance.random() * 0.05)
             process.signal(signal.SIGKILL)
             process.wait()
         now = markers(out)
         assert now.items() >= seen.items(), "a shard that was done was done again"
-        assert len(now) < SHARDS, "it was killed too late"
         seen = now
+        if len(now) == SHARDS:
+            assert kill > 0, "it was never killed at work"
+            break
     status, summary, _ = run(*flags(tmp_path), "--window-rows", "20")
     assert status == 0
     assert summary["shards_of_this_run"] == SHARDS - len(seen)
