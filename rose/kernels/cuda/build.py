@@ -1,6 +1,6 @@
 """The command `python -m rose.kernels.cuda.build`: compile the CUDA C++ kernels ahead of time.
 
-Needs nvcc 13.0 or later; no GPU. Takes 20 seconds.
+Needs nvcc 13.0 or later; no GPU. Takes seconds a source.
 """
 
 from __future__ import annotations

@@ -27,7 +27,11 @@ _MAX_MAPS = 4096
 
 
 class CudaLibrary:
-    """The kernels of one cubin, for one device. driver: cuda.bindings.driver, or a stand-in for it."""
+    """The kernels of one cubin, for one device. driver: cuda.bindings.driver, or a stand-in for it.
+
+    kernel(name): its CUkernel, found once. tensor_map(address, sizes, strides, box): a CUtensorMap of bf16,
+    innermost dimension first, sizes and box in elements, strides in bytes, of all dimensions but the first.
+    """
 
     def __init__(self, cubin: Path, device_index: int, driver: Any) -> None:
         self.driver = driver
@@ -63,9 +67,9 @@ class CudaLibrary:
     def _encode_map(
         self, address: int, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]
     ) -> Any:
-        """A tensor map of bf16, innermost dimension first; elements beyond the tensor read as zeros.
+        """Elements beyond the tensor read as zeros.
 
-        strides: in bytes, of all dimensions but the first. It holds nothing but these numbers, and a launch
+        It holds nothing but these numbers, and a launch
         copies it: kept maps stay right when the memory at an address is freed and given out again, and so do
         graphs that were captured with them.
         """
