@@ -35,7 +35,7 @@ SHAPES = ((1, 128), (1, 512), (1, 4096), (16, 512))
 WARM_STEPS, STEPS = 4, 5
 # What a kernel's name says of it, the first that fits.
 KINDS = (
-    ("all layers", r"decoder_stack"),
+    ("all layers", r"(de|en)coder_stack"),
     ("attention", r"flash|attention|prefill"),
     ("product", r"gemm|nvjet|cutlass|skinny|cublas|splitk"),
     ("rotation", r"rope"),

@@ -32,9 +32,11 @@ from rose.config import ModelConfig, load_config
 from rose.engine_options import DEFAULT_BATCH_TOKENS
 from rose.kernels import early, fused, gemm
 from rose.kernels.jit import prebuilt
+from rose.layers import decoder_stack, encoder_stack
 from rose.layers.compile_ahead import compile_ahead, row_counts
-from rose.layers.decoder_stack import DecoderStack, fits
-from rose.models import qwen3
+from rose.layers.decoder_stack import DecoderStack
+from rose.layers.encoder_stack import EncoderStack
+from rose.models import bert, qwen3
 from rose.models.registry import build_model
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from rose.device_batch import DeviceBatch
     from rose.kernels.cuda.library import CudaLibrary
     from rose.layers.decoder import DecoderLayer
+    from rose.layers.encoder import EncoderBuffers, EncoderLayer
     from rose.layers.workspace import DecoderBuffers
 
 PRESETS = Path(__file__).parents[1] / "presets"
@@ -78,7 +81,7 @@ class ShapesOnly:
         return torch.empty(shape, device="meta")
 
 
-class IdleStack(DecoderStack):
+class IdleDecoder(DecoderStack):
     """Takes the place of all layers and launches nothing."""
 
     def __init__(self) -> None:
@@ -89,11 +92,28 @@ class IdleStack(DecoderStack):
         cls, layers: Sequence[DecoderLayer], spec: AttentionSpec, library: CudaLibrary | None = None
     ) -> DecoderStack | None:
         """See DecoderStack.of; as if the kernel was built."""
-        return cls() if fits(layers, spec) else None
+        return cls() if decoder_stack.fits(layers, spec) else None
 
     def __call__(self, batch: DeviceBatch, rows: DecoderBuffers) -> torch.Tensor:
         """See DecoderStack."""
         return rows.hidden
+
+
+class IdleEncoder(EncoderStack):
+    """The same for encoders."""
+
+    def __init__(self) -> None:
+        """Without kernels."""
+
+    @classmethod
+    def of(
+        cls, layers: Sequence[EncoderLayer], spec: AttentionSpec, library: CudaLibrary | None = None
+    ) -> EncoderStack | None:
+        """See EncoderStack.of; as if the kernel was built."""
+        return cls() if encoder_stack.fits(layers, spec) else None
+
+    def __call__(self, batch: DeviceBatch, hidden: torch.Tensor, buffers: EncoderBuffers) -> None:
+        """See EncoderStack."""
 
 
 @contextmanager
@@ -114,7 +134,8 @@ def hopper(with_products: bool, with_stack: bool) -> Iterator[None]:
         (gemm, "table", lambda: table),
         (gemm, "_skinny_gemm", _nothing),
         (fused, "load", _fused_product if with_products else _nothing),
-        (qwen3, "DecoderStack", IdleStack if with_stack else DecoderStack),
+        (qwen3, "DecoderStack", IdleDecoder if with_stack else DecoderStack),
+        (bert, "EncoderStack", IdleEncoder if with_stack else EncoderStack),
         (policy, "_device_table", lambda spec: attention),
     )
     with ExitStack() as stack:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rose.kernels.cuda import stack
-from rose.kernels.cuda.stack import StackKernels, StackLayer, StackRows, stack_library
+from rose.kernels.cuda import decoder_stack, stack
+from rose.kernels.cuda.cubin import DECODER_STACK
+from rose.kernels.cuda.decoder_stack import DecoderKernels, DecoderRows, DecoderWeights
 
 if TYPE_CHECKING:
     from rose.attention.base import AttentionSpec
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 class DecoderStack:
     """The layers of one model: one launch for the 223 that a launch a kernel takes at 1x128 on an H200."""
 
-    def __init__(self, kernels: StackKernels) -> None:
+    def __init__(self, kernels: DecoderKernels) -> None:
         self._kernels = kernels
 
     @classmethod
@@ -34,12 +35,12 @@ class DecoderStack:
         library: the compiled kernel, if not that of torch's current device.
         """
         if library is None and spec.device.type == "cuda":
-            library = stack_library()
+            library = stack.stack_library(DECODER_STACK)
         if library is None or not fits(layers, spec):
             return None
         rope = layers[0].rope
         weights = [_weights(layer, after) for layer, after in pairwise([*layers, layers[0]])]
-        kernels = StackKernels(
+        kernels = DecoderKernels(
             library, weights, rope.cos_sin, eps=rope.eps, scale=spec.scale, causal=spec.causal
         )
         return cls(kernels)
@@ -57,7 +58,7 @@ class DecoderStack:
         Raises:
             CudaError: the driver refused the launch.
         """
-        given = StackRows(
+        given = DecoderRows(
             residual=rows.residual,
             hidden=rows.hidden,
             context=rows.context,
@@ -79,20 +80,20 @@ def _fits(layer: DecoderLayer) -> bool:
     rope = layer.rope
     heads = (rope.num_heads, rope.num_kv_heads, rope.head_dim)
     if (
-        heads != (stack.QUERY_HEADS, stack.KEY_HEADS, stack.HEAD_DIM)
+        heads != (decoder_stack.QUERY_HEADS, decoder_stack.KEY_HEADS, decoder_stack.HEAD_DIM)
         or rope.weight is None
         or rope.bias is not None
     ):
         return False
-    if layer.down.weight is None or layer.down.weight.shape != (stack.HIDDEN, stack.INNER):
+    if layer.down.weight is None or layer.down.weight.shape != (stack.HIDDEN, decoder_stack.INNER):
         return False
     return layer.input_norm.eps == layer.mlp_norm.eps == rope.eps
 
 
-def _weights(layer: DecoderLayer, following: DecoderLayer) -> StackLayer:
+def _weights(layer: DecoderLayer, following: DecoderLayer) -> DecoderWeights:
     qkv, output = layer.qkv.weight, layer.output.weight
     gate_up, down, heads = layer.gate_up.weight, layer.down.weight, layer.rope.weight
     if qkv is None or output is None or gate_up is None or down is None or heads is None:
         raise ValueError("a layer without weights of its own")
     mlp, after = layer.mlp_norm.weight, following.input_norm.weight
-    return StackLayer(qkv, output, gate_up, down, heads.contiguous(), mlp, after)
+    return DecoderWeights(qkv, output, gate_up, down, heads.contiguous(), mlp, after)

@@ -86,7 +86,10 @@ class EncoderBuffers:
 
 
 class DenseAddNorm:
-    """LayerNorm(x Wᵀ + b + residual): one product and one pass. weight: [H, in]; bias: [H]."""
+    """LayerNorm(x Wᵀ + b + residual): one product and one pass.
+
+    weight: [H, in], kept as by Projection. bias: [H].
+    """
 
     def __init__(
         self, weight: Tensor, bias: Tensor, norm: LayerNorm, lookup: FusedLookup = fused_gemm
@@ -95,14 +98,16 @@ class DenseAddNorm:
         self._kernel_bias = bias if weight.is_cuda else None
         self._projection = Projection(weight, lookup=lookup) if weight.is_cuda else None
         self._linear = Linear(weight, None if weight.is_cuda else bias)
-        self._norm = norm
+        self.weight = None if self._projection is None else self._projection.weight
+        self.bias = bias
+        self.norm = norm
 
     def __call__(self, x: Tensor, residual: Tensor, buffers: EncoderBuffers, out: Tensor | None) -> Tensor:
         """[T, H] from x [T, in] and residual [T, H].
 
         out: [T, H], the result, neither x nor buffers.dense; None on a CPU. buffers.dense: for the product.
         """
-        norm, dense, partials = self._norm, buffers.dense, buffers.partials
+        norm, dense, partials = self.norm, buffers.dense, buffers.partials
         if out is None:
             total = self._linear.add(x, residual)
             return layer_norm(total, norm.weight.shape, norm.weight, norm.bias, norm.eps)

@@ -50,14 +50,17 @@ class Projection:
 
 
 class BiasedProjection:
-    """x Wᵀ + b, or gelu of it. weight: [N, K]. bias: [N]. lookup: of kernels for many rows."""
+    """x Wᵀ + b, or gelu of it.
+
+    weight: [N, K], kept as by Projection. bias: [N]. lookup: of kernels for many rows.
+    """
 
     def __init__(
         self, weight: Tensor, bias: Tensor, gelu: bool = False, lookup: FusedLookup = fused_gemm
     ) -> None:
         self._linear = Linear(weight, bias)
         self._ending: Literal["bias", "gelu"] = "gelu" if gelu else "bias"
-        self._bias = bias
+        self.bias = bias
         self.weight = weight if uses_table(weight) else None
         self._lookup = lookup
 
@@ -67,7 +70,7 @@ class BiasedProjection:
             fused = self._lookup(self._ending, len(x), *self.weight.shape)
             if fused is not None:
                 finish = fused.gelu if self._ending == "gelu" else fused.bias
-                finish(x, self.weight, self._bias, out)
+                finish(x, self.weight, self.bias, out)
                 return out
             plan = _plan(x, self.weight, self._ending)
             if plan is not None:
@@ -79,10 +82,10 @@ class BiasedProjection:
         self, plan: GemmPlan | SkinnyPlan, weight: Tensor, x: Tensor, out: Tensor, partials: Tensor
     ) -> None:
         if isinstance(plan, GemmPlan) and plan.fused == self._ending:
-            bias_gemm(x, weight, self._bias, plan, out)
+            bias_gemm(x, weight, self.bias, plan, out)
             return
         finish = bias_gelu if self._ending == "gelu" else add_bias
-        finish(_unfused(x, weight, plan, out, partials), self._bias, out)
+        finish(_unfused(x, weight, plan, out, partials), self.bias, out)
 
 
 class GatedProjection:

@@ -16,6 +16,7 @@ from rose.kernels.fused import gains_early
 from rose.kernels.gemm import fetches_early
 from rose.layers.compile_ahead import compile_ahead, row_counts
 from rose.layers.encoder import EncoderBuffers, EncoderLayer, EncoderReader, weight_keys
+from rose.layers.encoder_stack import EncoderStack
 from rose.layers.fp8_encoder import Fp8EncoderLayer, read_layer
 from rose.layers.fp8_weights import Fp8Weights
 from rose.layers.length_order import run_by_length
@@ -46,11 +47,14 @@ class BertModel:
         read = EncoderReader(config, weights, dtype, device)
         self._tables = read.tables()
         self._layers: list[EncoderLayer | Fp8EncoderLayer]
+        self._stack: EncoderStack | None = None
         self._keys: tuple[WeightKey, ...] = ()  # products in FP8 have no plans
         if isinstance(weights, Fp8Weights):
             self._layers = [read_layer(read, weights, config, index) for index in range(config.num_layers)]
         else:
-            self._layers = [read.layer(index) for index in range(config.num_layers)]
+            layers = [read.layer(index) for index in range(config.num_layers)]
+            self._layers = [*layers]
+            self._stack = EncoderStack.of(layers, self.attention_spec)
             self._keys = weight_keys(config)
         self._head: EmbeddingHead | SpladeHead
         if config.pooling == "splade":
@@ -80,6 +84,10 @@ class BertModel:
         if hidden is None:
             hidden = word.new_empty(batch.num_tokens, word.shape[1])
         embed_bert(batch.input_ids, batch.cu_seqlens, batch.token_type_ids, self._tables, hidden)
+        if self._stack is not None and self._stack.takes(batch.num_tokens):
+            self._stack(batch, hidden, buffers)
+            self._head(hidden, batch.bounds, self._head.which, outputs)
+            return
         *earlier, last = self._layers
         for layer in earlier:
             hidden = layer.mix(layer.attend(hidden, batch, buffers), hidden, buffers)

@@ -1,9 +1,10 @@
-"""Random bodies: whatever arrives, the answer is no 5xx, and it comes at once."""
+"""Random bodies: whatever arrives, the answer is no 5xx, and takes little."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,9 @@ from hypothesis import strategies as st
 from gateway.openapi import WORK
 from tests.http.served import PATHS, Served, byte_tokenizer, serving
 
-ANSWER_S = 1.0
+# Of this process, client and server, to one answer; and by the clock, when other processes have the machine.
+PROCESSOR_S = 1.0
+ANSWER_S = 30.0
 ROUTES = [path for work in WORK for path in work.paths]
 SETTINGS = settings(
     max_examples=75,
@@ -110,8 +113,10 @@ def ask(
     runner, server = running
 
     async def send() -> None:
+        before = time.process_time()
         async with asyncio.timeout(ANSWER_S):
             reply = await server.send("POST", path, data=body, headers=headers)
+        assert time.process_time() - before < PROCESSOR_S
         assert reply.status < 500, (reply.status, reply.body)
         if reply.status != 200:
             assert len(reply.body) > 10

@@ -5,7 +5,7 @@
 // for: by a counter where the copy engine fetches it, else by looking at the numbers themselves, which are kNothing
 // until they are written, and again once they are read. A layer is seven parts:
 //   heads     QKV; a block has half of a head, its pairs of dimensions side by side, and rotates them
-//   attention a block has 16 queries of a head (decoder_attention.cuh)
+//   attention a block has 16 queries of a head (stack_attention.cuh)
 //   output    a block has 64 columns and an eighth of K; partial sums
 //   sum       a block has a token: adds its partial sums to the residual, which stays in registers, and norms it
 //   gated     SwiGLU; a block has 32 columns
@@ -15,7 +15,6 @@
 
 #include <cuda_fp16.h>
 
-#include "decoder_attention.cuh"
 #include "decoder_fetch.cuh"
 
 namespace {
@@ -25,42 +24,6 @@ __device__ __forceinline__ int pair_of_thread() {
     return blockIdx.x % 2 * 32 + threadIdx.x % 128 / 32 * 8 + threadIdx.x % 32 / 4;
 }
 
-// What the computing warpgroups read of the rings.
-struct Products {
-    Ring weights, rows;
-
-    // sums = weight [64, columns] @ rows [kMine, columns]^T, this warpgroup's half of the rows, from what comes next.
-    template <int kMine>
-    __device__ __forceinline__ void multiply_next(int columns, float (&sums)[kMine / 2]) {
-        const bool reports = threadIdx.x % 32 == 0;
-        uint32_t weight_read = 0, row_read = 0;
-#pragma unroll 1
-        for (int at = 0; at < columns; at += kStep) {
-            const uint64_t weight = descriptor(weights.here());
-            const uint64_t row = descriptor(rows.here() + warpgroup() * kMine * kChunk * 2);
-            wait_for(weights.is_full(), weights.parity);
-            wait_for(rows.is_full(), rows.parity);
-            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-            for (int step = 0; step < kStep / 16; ++step) {  // 16 columns are 32 bytes: 2 in a descriptor's units
-                const int chunk = step / 4, column = step % 4 * 2;
-                multiply<kMine>(sums, weight + chunk * (kTileBytes / 16) + column,
-                                row + chunk * (kMine * kChunk * 4 / 16) + column, at + step > 0);
-            }
-            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-            if (at > 0) {
-                asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                if (reports) arrive(weight_read), arrive(row_read);
-            }
-            weight_read = weights.is_empty(), row_read = rows.is_empty();
-            weights.next(), rows.next();
-        }
-        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-        if (reports) arrive(weight_read), arrive(row_read);
-        sync_warpgroup();  // what was written out before has been read from where these sums will be transposed
-    }
-};
-
 // cos and sin of this thread's pair of dimensions at its tokens from `first` on; the same in every layer.
 template <int kMine>
 __device__ __forceinline__ void read_angles(const Stack& stack, int first, __half2 (&angles)[kMine / 4]) {
@@ -68,15 +31,15 @@ __device__ __forceinline__ void read_angles(const Stack& stack, int first, __hal
     for (int i = 0; i < kMine / 4; ++i) {
         const int token = first + i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
         if (token >= stack.num_tokens) continue;
-        const float* row = stack.angles + static_cast<int64_t>(stack.positions[token]) * kHeadDim + pair_of_thread();
-        angles[i] = __floats2half2_rn(row[0], row[kHeadDim / 2]);
+        const float* row = stack.angles + static_cast<int64_t>(stack.positions[token]) * H::kHeadDim + pair_of_thread();
+        angles[i] = __floats2half2_rn(row[0], row[H::kHeadDim / 2]);
     }
 }
 
 // The norm's weights for this thread's pair of dimensions.
 __device__ __forceinline__ float2 read_norm_weights(const __nv_bfloat16* norms, int tile) {
-    const __nv_bfloat16* weight = norms + (tile < 2 * kQueryHeads ? 0 : kHeadDim) + pair_of_thread();
-    return make_float2(__bfloat162float(weight[0]), __bfloat162float(weight[kHeadDim / 2]));
+    const __nv_bfloat16* weight = norms + (tile < 2 * H::kQueryHeads ? 0 : H::kHeadDim) + pair_of_thread();
+    return make_float2(__bfloat162float(weight[0]), __bfloat162float(weight[H::kHeadDim / 2]));
 }
 
 // Norms' weights and rotation of the pairs in `sums`; their squares before that to `scratch`.
@@ -109,16 +72,16 @@ __device__ __forceinline__ void add_squares(uint32_t scratch, float* out, int to
     float total = 0;
 #pragma unroll
     for (int row = 0; row < 32; ++row) total += load_shared(scratch + (row * (kMine + 8) + thread) * 4);
-    out[thread * 2] = total;
+    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(out + thread * 2), "f"(total) : "memory");
 }
 
 // Where a layer's heads and their squares are: in turns, so that one is kNothing long before it is waited for.
 __device__ __forceinline__ __nv_bfloat16* heads_of(const Stack& stack, int layer) {
-    return stack.qkv + layer % 2 * kMaxTokens * kQkvWidth;
+    return stack.qkv + layer % 2 * kMaxTokens * H::kQkvWidth;
 }
 
 __device__ __forceinline__ float2* squares_of(const Stack& stack, int layer) {
-    return stack.squares + layer % 2 * kMaxTokens * kRotatedHeads;
+    return stack.squares + layer % 2 * kMaxTokens * H::kScored;
 }
 
 // Makes what this block wrote of the heads kNothing again. All have read them: they are behind the attention. The
@@ -128,10 +91,10 @@ template <int kTokens>
 __device__ __forceinline__ void forget_heads(const Stack& stack, const Share<kTokens>& share, int layer) {
     const int head = share.head_tile / 2, half = share.head_tile % 2, piece = threadIdx.x % 8;
     const int first = share.first_token, stop = min(first + share.kHeadTokens, stack.num_tokens);
-    __nv_bfloat16* out = heads_of(stack, layer) + head * kHeadDim + piece / 4 * 64 + half * 32 + piece % 4 * 8;
+    __nv_bfloat16* out = heads_of(stack, layer) + head * H::kHeadDim + piece / 4 * 64 + half * 32 + piece % 4 * 8;
     for (int token = first + threadIdx.x / 8; token < stop; token += kComputing / 8)
-        *reinterpret_cast<uint4*>(out + token * kQkvWidth) = make_uint4(kNothing, kNothing, kNothing, kNothing);
-    if (head < kRotatedHeads && first + threadIdx.x < stop)
+        *reinterpret_cast<uint4*>(out + token * H::kQkvWidth) = make_uint4(kNothing, kNothing, kNothing, kNothing);
+    if (head < H::kScored && first + threadIdx.x < stop)
         (&squares_of(stack, layer)[head * kMaxTokens + first + threadIdx.x].x)[half] = __uint_as_float(kNothing);
     __threadfence();
 }
@@ -142,21 +105,8 @@ __device__ __forceinline__ void add_and_norm(const Stack& stack, const __nv_bflo
                                              bool last, float (&residual)[4]) {
     const int at = blockIdx.x * kHidden + threadIdx.x * 4, stride = stack.num_tokens * kHidden;
     const uint2 weight = last ? make_uint2(0, 0) : __ldg(reinterpret_cast<const uint2*>(norm) + threadIdx.x);
-    uint2 parts[kSplits];
-    bool there;
-    do {
-        there = true;
-#pragma unroll
-        for (int i = 0; i < kSplits; ++i) parts[i] = look(stack.partials + i * stride + at);
-#pragma unroll
-        for (int i = 0; i < kSplits; ++i) there &= parts[i].x != kNothing && parts[i].y != kNothing;
-    } while (!there);
     float added[4] = {}, factors[4] = {}, squares = 0;
-#pragma unroll
-    for (int i = 0; i < kSplits; ++i) {
-        add(parts[i], added);
-        *reinterpret_cast<uint2*>(stack.partials + i * stride + at) = make_uint2(kNothing, kNothing);
-    }
+    take_partials(stack.partials + at, stride, added);
     if (last) {
         store_row(stack.hidden + at, added);
         store_row(stack.residual + at, residual);
@@ -182,31 +132,31 @@ struct HeadsPart {
     __device__ __forceinline__ HeadsPart(const Stack& stack, const Share<kTokens>& share) : angles{} {
         tile = share.head_tile, first = share.first_token + warpgroup() * kMine;
         here = max(min(stack.num_tokens - first, kMine), 0);
-        rotates = tile < 2 * kRotatedHeads;
+        rotates = tile < 2 * H::kScored;
         if (share.heads && rotates) read_angles<kMine>(stack, first, angles);
     }
 
-    __device__ __forceinline__ void operator()(const Stack& stack, const Shared<kTokens>& shared, Products& products,
+    __device__ __forceinline__ void operator()(const Stack& stack, const Memory<kTokens>& shared, Products& products,
                                                const __nv_bfloat16* norms, int layer) const {
         float sums[kMine / 2];
         const float2 weights = rotates ? read_norm_weights(norms, tile) : float2{};
         products.multiply_next<kMine>(kHidden, sums);
-        if (rotates) rotate<kMine>(weights, angles, shared.squares(), sums);
-        __nv_bfloat16* out = heads_of(stack, layer) + first * kQkvWidth + tile / 2 * kHeadDim + tile % 2 * 32;
-        store<kMine, true>(sums, shared.stage(), out, here, kQkvWidth, 1 + warpgroup());
+        if (rotates) rotate<kMine>(weights, angles, shared.extra(), sums);
+        __nv_bfloat16* out = heads_of(stack, layer) + first * H::kQkvWidth + tile / 2 * H::kHeadDim + tile % 2 * 32;
+        store<kMine, true>(sums, shared.stage(), out, here, H::kQkvWidth, 1 + warpgroup());
         float2* squares = squares_of(stack, layer) + tile / 2 * kMaxTokens + first;
-        if (rotates) add_squares<kMine>(shared.squares(), &squares->x + tile % 2, here);
+        if (rotates) add_squares<kMine>(shared.extra(), &squares->x + tile % 2, here);
     }
 };
 
 template <int kTokens>
-__device__ __forceinline__ void compute(const Stack& stack, const Shared<kTokens>& shared) {
+__device__ __forceinline__ void compute(const Stack& stack, const Memory<kTokens>& shared) {
     constexpr int kMine = kTokens / 2;
     const Share<kTokens> share;
-    const int tokens = stack.num_tokens, head = blockIdx.x % kQueryHeads, first = blockIdx.x / kQueryHeads * 16;
+    const int tokens = stack.num_tokens, head = blockIdx.x % H::kQueryHeads, first = blockIdx.x / H::kQueryHeads * 16;
     const int barrier = 1 + warpgroup(), mine = warpgroup() * kMine, here = max(min(tokens - mine, kMine), 0);
     const bool attends = first < tokens, adds = blockIdx.x < tokens;
-    const uint32_t stage = shared.stage(), scratch = shared.base + kHeaderBytes;
+    const uint32_t stage = shared.stage(), scratch = shared.scratch();
     __nv_bfloat16* partials = stack.partials + (share.split * tokens + mine) * kHidden + share.tile * kTileRows;
     __nv_bfloat16* narrow = stack.narrow + mine * kInner + share.gated_tile * 32;
     Products products{shared.weights(), shared.rows()};
@@ -220,21 +170,21 @@ __device__ __forceinline__ void compute(const Stack& stack, const Shared<kTokens
         if (share.heads) make_heads(stack, shared, products, norms.heads, layer);
         if (attends) {
             sync_block();
-            attend(heads_of(stack, layer), squares_of(stack, layer), bounds, stack.eps, stack.scale, scratch,
+            attend<H>(heads_of(stack, layer), squares_of(stack, layer), bounds, stack.eps, stack.scale, scratch,
                    stack.context, tokens);
-            count(counter(stack, layer, kAttentionPart, head / 2));
+            count(counter(stack.counters, layer, kAttentionPart, head / 2));
         }
         products.multiply_next<kMine>(kContext, sums);
         store<kMine>(sums, stage, partials, here, kHidden, barrier);
         if (adds) {
             sync_block();
             add_and_norm(stack, norms.mlp, scratch, false, residual);
-            count(counter(stack, layer, kMlpSumPart));
+            count(counter(stack.counters, layer, kMlpSumPart));
         }
         if (share.gated) {
             products.multiply_next<kMine>(kHidden, sums);
             store_gated<kMine>(sums, stage, narrow, here, kInner, barrier);
-            count(counter(stack, layer, kGatedPart, share.gated_tile / (kGatedTiles / kSplits)));
+            count(counter(stack.counters, layer, kGatedPart, share.gated_tile / (kGatedTiles / kSplits)));
         }
         __syncwarp();
         if (threadIdx.x % 32 == 0) arrive(shared.quiet());
@@ -243,7 +193,7 @@ __device__ __forceinline__ void compute(const Stack& stack, const Shared<kTokens
         if (adds) {
             sync_block();
             add_and_norm(stack, norms.next, scratch, layer + 1 == stack.num_layers, residual);
-            count(counter(stack, layer, kNextSumPart));
+            count(counter(stack.counters, layer, kNextSumPart));
         }
         if (share.heads) forget_heads(stack, share, layer);
     }
@@ -253,15 +203,8 @@ template <int kTokens>
 __device__ __forceinline__ void run(const CUtensorMap* hidden, const CUtensorMap* few, const CUtensorMap* context,
                                     const CUtensorMap* narrow, const Stack& stack) {
     extern __shared__ __align__(1024) uint8_t memory[];
-    const Shared<kTokens> shared{shared_address(memory)};
-    if (threadIdx.x == 0) {
-        for (const Ring& ring : {shared.weights(), shared.rows()})
-            for (int slot = 0; slot < ring.count; ++slot)
-                start_barrier(ring.full + slot * 8, 1), start_barrier(ring.empty + slot * 8, kComputing / 32);
-        start_barrier(shared.quiet(), kComputing / 32);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __syncthreads();
+    const Memory<kTokens> shared{shared_address(memory)};
+    shared.start();
     const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
     if (warp < kWarps)
         compute<kTokens>(stack, shared);

@@ -11,8 +11,11 @@ import torch
 
 from rose.attention.backends import load_backends
 from rose.config import load_config
+from rose.kernels.cuda.cubin import DECODER_STACK, ENCODER_STACK
 from rose.kernels.cuda.stack import stack_library
+from rose.models.bert import BertModel
 from rose.models.qwen3 import Qwen3Model
+from rose.models.registry import build_model
 from rose.reference import reference_vectors
 from rose.weights import DummyWeights
 from tests.gpu.loaded_model import LoadedModel, least_cosine
@@ -36,6 +39,7 @@ BATCHES = [
     ([65], 65),
     ([65], 80),
     ([100], 112),
+    ([2], 128),
     ([127], 127),
     ([127], 128),
     ([128], 128),
@@ -46,22 +50,33 @@ BATCHES = [
 ]
 
 
-@pytest.fixture(scope="module", params=["pplx-embed", "qwen3-embedding"])
+@pytest.fixture(scope="module", params=["pplx-embed", "qwen3-embedding", "bge-m3"])
 def loaded(request: pytest.FixtureRequest) -> Iterator[LoadedModel]:
-    if not torch.cuda.is_available() or stack_library() is None:
+    source = ENCODER_STACK if request.param == "bge-m3" else DECODER_STACK
+    if not torch.cuda.is_available() or stack_library(source) is None:
         pytest.skip("no Hopper GPU with room, or python -m rose.kernels.cuda.build has not been run")
     config = load_config(ROOT / "rose" / "presets" / request.param)
     weights = DummyWeights(3, "cuda")
-    model = Qwen3Model(config, weights, torch.bfloat16, torch.device("cuda"), 512)
-    assert model._stack is not None
+    model = build_model(config, weights, torch.bfloat16, torch.device("cuda"), 512)
     backends = load_backends(model.attention_spec, compile_missing=False)
-    yield LoadedModel(model, weights, next(iter(backends.values())))
+    loaded = LoadedModel(model, weights, next(iter(backends.values())))
+    assert _stacked(loaded)._stack is not None
+    yield loaded
     torch.cuda.empty_cache()
 
 
+def _stacked(loaded: LoadedModel) -> Qwen3Model | BertModel:
+    assert isinstance(loaded.model, Qwen3Model | BertModel)
+    return loaded.model
+
+
+def _words(loaded: LoadedModel) -> torch.Tensor:
+    model = _stacked(loaded)
+    return model._table if isinstance(model, Qwen3Model) else model._tables.word
+
+
 def _unstacked(loaded: LoadedModel, sequences: list[np.ndarray], rows: int) -> torch.Tensor:
-    model = loaded.model
-    assert isinstance(model, Qwen3Model)
+    model = _stacked(loaded)
     stack, model._stack = model._stack, None
     try:
         return loaded.forward(sequences, rows).vectors
@@ -91,13 +106,14 @@ def test_every_run_gives_the_same_bits(loaded: LoadedModel, lengths: list[int], 
 
 
 def test_all_that_is_waited_for_is_nothing_afterwards(loaded: LoadedModel) -> None:
-    model = loaded.model
-    assert isinstance(model, Qwen3Model)
-    assert model._stack is not None
+    stack = _stacked(loaded)._stack
+    assert stack is not None
+    memory = stack._kernels.kernels.memory
+    looked_at = [name for name in ("qkv", "partials", "squares") if name in memory]
     for lengths, rows in BATCHES:
         loaded.forward(loaded.sequences(lengths), rows)
-        for name in ("qkv", "partials", "squares"):
-            assert (model._stack._kernels._memory[name] == -1).all(), (name, lengths)
+        for name in looked_at:
+            assert (memory[name] == -1).all(), (name, lengths)
 
 
 def test_padding_changes_no_bit(loaded: LoadedModel) -> None:
@@ -117,18 +133,16 @@ def test_a_sequence_is_the_same_beside_others(loaded: LoadedModel) -> None:
 @pytest.mark.parametrize("lengths", [[33], [5, 9, 12], [1] * 40, [60, 3, 60]])
 def test_a_number_that_is_none_stays_in_its_sequence(loaded: LoadedModel, lengths: list[int]) -> None:
     """Nor does anything wait for it to go away."""
-    model = loaded.model
-    assert isinstance(model, Qwen3Model)
-    sequences, bad = loaded.sequences(lengths), len(lengths) // 2
+    words, sequences, bad = _words(loaded), loaded.sequences(lengths), len(lengths) // 2
     rows = -(-sum(lengths) // 16) * 16
     expected = loaded.forward(sequences, rows).vectors
     token = sequences[bad][-1]
-    kept = model._table[token].clone()
-    model._table[token] = float("nan")
+    kept = words[token].clone()
+    words[token] = float("nan")
     try:
         vectors = loaded.forward(sequences, rows).vectors
     finally:
-        model._table[token] = kept
+        words[token] = kept
     assert vectors[bad].isnan().all()
     others = [row for row in range(len(lengths)) if row != bad]
     assert torch.equal(vectors[others], expected[others])

@@ -1,4 +1,4 @@
-"""All layers in one launch: what the driver is asked for, and which models are given to it."""
+"""All layers of a Qwen3 in one launch: what the driver is asked for, and which models are given to it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import torch
 from cuda.bindings import driver as real
 
 from rose.attention.base import AttentionSpec
+from rose.kernels.cuda import decoder_stack as kernels_module
 from rose.kernels.cuda import stack as stack_module
 from rose.kernels.cuda.cubin import DECODER_STACK
+from rose.kernels.cuda.decoder_stack import DecoderKernels, DecoderRows, DecoderStackArguments, DecoderWeights
 from rose.kernels.cuda.library import CudaLibrary
 from rose.kernels.cuda.plan import SHARED_BYTES
-from rose.kernels.cuda.stack import Stack, StackKernels, StackLayer, StackRows
 from rose.kernels.cuda.views import half_head_view
 from rose.kernels.norm import RmsNorm
 from rose.kernels.rope import QkRope
-from rose.layers import decoder_stack
 from rose.layers.decoder import DecoderLayer
 from rose.layers.decoder_stack import DecoderStack
 from tests.unit.kernels.fake_driver import FakeDriver
@@ -31,10 +31,11 @@ SPEC = AttentionSpec(16, 8, 128, 128**-0.5, True, BF16, torch.device("cpu"))
 FOLDER = DECODER_STACK.path.parent
 
 
-def _read(parameters: int) -> tuple[Stack, list[int]]:
+def _read(parameters: int) -> tuple[DecoderStackArguments, list[int]]:
     """The structure behind four tensor maps, and the counters as they are at the launch."""
     pointers = (ctypes.c_void_p * 5).from_address(parameters)
-    stack = Stack.from_buffer_copy(ctypes.string_at(pointers[4], ctypes.sizeof(Stack)))
+    kind = DecoderStackArguments
+    stack = kind.from_buffer_copy(ctypes.string_at(pointers[4], ctypes.sizeof(kind)))
     return stack, list((ctypes.c_int * (stack.num_layers * 256)).from_address(stack.counters))
 
 
@@ -48,16 +49,16 @@ def library(driver):
     return CudaLibrary(Path("some.cubin"), 0, driver)
 
 
-def _layer() -> StackLayer:
+def _layer() -> DecoderWeights:
     shapes = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (2, 128), (1024,), (1024,))
-    return StackLayer(*(torch.empty(shape, dtype=BF16) for shape in shapes))
+    return DecoderWeights(*(torch.empty(shape, dtype=BF16) for shape in shapes))
 
 
-def _rows(num_tokens: int, num_seqs: int) -> StackRows:
+def _rows(num_tokens: int, num_seqs: int) -> DecoderRows:
     widths = {"residual": 1024, "hidden": 1024, "context": 2048, "narrow": 3072}
     tensors = {name: torch.empty(num_tokens, width, dtype=BF16) for name, width in widths.items()}
     places = torch.zeros(num_tokens, dtype=torch.int32), torch.zeros(num_seqs + 1, dtype=torch.int32)
-    return StackRows(**tensors, positions=places[0], offsets=places[1])
+    return DecoderRows(**tensors, positions=places[0], offsets=places[1])
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def _rows(num_tokens: int, num_seqs: int) -> StackRows:
 )
 def test_a_launch_says_all_of_a_batch(num_tokens, tile, few, library, driver):
     layers, rows = [_layer(), _layer()], _rows(num_tokens, 3)
-    kernels = StackKernels(library, layers, torch.zeros(9, 128), eps=1e-6, scale=0.5, causal=True)
+    kernels = DecoderKernels(library, layers, torch.zeros(9, 128), eps=1e-6, scale=0.5, causal=True)
     kernels.launch(rows, 77)
     (call,) = driver.launches
     assert (call.kernel, call.grid, call.block) == (f"decoder_stack_{tile}", (128, 1, 1), (320, 1, 1))
@@ -73,7 +74,7 @@ def test_a_launch_says_all_of_a_batch(num_tokens, tile, few, library, driver):
     seen, _ = call.seen
     assert (seen.num_layers, seen.num_tokens, seen.num_seqs, seen.causal) == (2, num_tokens, 3, 1)
     assert (seen.eps, seen.scale) == pytest.approx((1e-6, 0.5 / 0.6931472))
-    for name in StackRows.__slots__:
+    for name in DecoderRows.__slots__:
         assert getattr(seen, name) == getattr(rows, name).data_ptr()
     # Rows of a batch end where it does, so that the copy engine fills a tile with zeros.
     boxes = ((rows.hidden, tile), (rows.hidden, few), (rows.context, tile), (rows.narrow, tile))
@@ -90,10 +91,10 @@ def test_a_launch_says_all_of_a_batch(num_tokens, tile, few, library, driver):
 
 
 def test_what_is_waited_for_is_nothing_before_a_launch(library, driver):
-    kernels = StackKernels(library, [_layer()], torch.zeros(9, 128), eps=1e-6, scale=1, causal=False)
-    kernels._memory["counters"].fill_(5)
+    kernels = DecoderKernels(library, [_layer()], torch.zeros(9, 128), eps=1e-6, scale=1, causal=False)
+    kernels.kernels.memory["counters"].fill_(5)
     kernels.launch(_rows(16, 1), 0)
-    (seen, counters), memory = driver.launches[0].seen, kernels._memory
+    (seen, counters), memory = driver.launches[0].seen, kernels.kernels.memory
     assert counters == [0] * 4 * 8 * 8
     assert memory["counters"].numel() == len(counters)
     for name in ("qkv", "partials", "squares"):
@@ -119,39 +120,36 @@ def test_half_a_head_is_seen_with_what_it_is_rotated_with_side_by_side():
 
 def test_the_structure_and_the_numbers_are_the_source_s():
     """Fields in order, and constants that both sides must agree on."""
-    source = "".join((FOLDER / f"decoder_{part}.cuh").read_text("utf-8") for part in ("exchange", "fetch"))
+    parts = ("decoder_fetch", "stack_attention", "stack_exchange", "stack_ring")
+    source = "".join((FOLDER / f"{part}.cuh").read_text("utf-8") for part in parts)
     struct = re.search(r"struct Stack \{(.*?)\n\};", source, re.DOTALL).group(1)
     fields = re.sub(r"//.*", "", struct)
     names = re.findall(r"\**(\w+)(?=[,;])", fields)
-    assert names == [name for name, _ in Stack._fields_]
+    assert names == [name for name, _ in DecoderStackArguments._fields_]
     for name, value in {
         "kBlocks": stack_module.BLOCKS,
         "kHidden": stack_module.HIDDEN,
-        "kInner": stack_module.INNER,
-        "kQueryHeads": stack_module.QUERY_HEADS,
-        "kKeyHeads": stack_module.KEY_HEADS,
-        "kHeadDim": stack_module.HEAD_DIM,
+        "kInner": kernels_module.INNER,
         "kMaxTokens": stack_module.MAX_TOKENS,
-        "kSplits": stack_module._SPLITS,
+        "kParts": stack_module._PARTS,
+        "kGroups": stack_module._GROUPS,
+        "kSplits": "kGroups",
         "kSharedBytes": f"{SHARED_BYTES // 1024} * 1024",
     }.items():
         assert re.search(rf"\b{name} = {re.escape(str(value))}\b", source), name
+    heads = (kernels_module.QUERY_HEADS, kernels_module.KEY_HEADS, kernels_module.HEAD_DIM)
     for text in (
+        "using H = Heads<{}, {}, {}, true>;".format(*heads),
         "kThreads = kComputing + 64;",
         f"kComputing = {stack_module._THREADS - 64}",
-        "kGroups = kKeyHeads;",
-        "(layer * kParts + part) * kGroups + group) * 8",
-        "enum Part { kAttentionPart, kMlpSumPart, kGatedPart, kNextSumPart, kParts };",
+        f"(layer * kParts + part) * kGroups + group) * {stack_module._COUNTER_WORDS}",
+        "enum Part { kAttentionPart, kMlpSumPart, kGatedPart, kNextSumPart };",
         "enum Weight { kQkvWeight, kOutputWeight, kGatedWeight, kDownWeight, kWeights };",
         "const __nv_bfloat16 *heads, *mlp, *next;",
         "kHeadTokens = kTokens > 32 ? kTokens / 2 : kTokens;",
     ):
         assert text in source, text
-    assert (stack_module._PARTS, stack_module._GROUPS, stack_module._COUNTER_WORDS) == (
-        4,
-        stack_module.KEY_HEADS,
-        8,
-    )
+    assert stack_module.SPLITS == stack_module._GROUPS
     kernels = re.findall(r"^KERNEL\((\d+)\)", DECODER_STACK.path.read_text("utf-8"), re.MULTILINE)
     assert kernels == ["32", "64", "128"]
 
@@ -182,7 +180,7 @@ def test_layers_of_the_right_shape_are_taken(library, driver):
     stack = DecoderStack.of(layers, SPEC, library)
     assert stack is not None
     assert [stack.takes(rows) for rows in (1, 128, 129)] == [True, True, False]
-    norms = stack._kernels._memory["layers"]
+    norms = stack._kernels.kernels.memory["layers"]
     assert norms[0].tolist() == [
         layers[0].rope.weight.data_ptr(),
         layers[0].mlp_norm.weight.data_ptr(),
@@ -212,12 +210,12 @@ def test_a_gpu_must_have_room_for_all_blocks(processors, there, library, monkeyp
     monkeypatch.setattr(stack_module, "cuda_library", lambda source: library)
     device = SimpleNamespace(multi_processor_count=processors)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: device)
-    assert (stack_module.stack_library() is library) == there
+    assert (stack_module.stack_library(DECODER_STACK) is library) == there
 
 
 @pytest.mark.parametrize("kind", ["cpu", "meta"])
 def test_a_model_elsewhere_has_none_though_there_is_a_gpu(kind, library, monkeypatch):
-    monkeypatch.setattr(decoder_stack, "stack_library", lambda: library)
+    monkeypatch.setattr(stack_module, "stack_library", lambda source: library)
     assert DecoderStack.of([_decoder_layer()], replace(SPEC, device=torch.device(kind))) is None
     assert DecoderStack.of([_decoder_layer()], replace(SPEC, device=torch.device("cuda"))) is not None
 
@@ -226,19 +224,19 @@ def test_tensor_maps_are_never_given_up(library):
     """The copy engine may remember one by its address."""
     places = set()
     for _ in range(5):
-        kernels = StackKernels(library, [_layer()], torch.zeros(9, 128), eps=1e-6, scale=1, causal=False)
-        places.add(kernels._memory["weights"].data_ptr())
+        kernels = DecoderKernels(library, [_layer()], torch.zeros(9, 128), eps=1e-6, scale=1, causal=False)
+        places.add(kernels.kernels.memory["weights"].data_ptr())
     assert len(places) == 5
 
 
 def test_without_the_kernel_there_is_no_stack(monkeypatch):
     monkeypatch.setattr(stack_module, "cuda_library", lambda source: None)
-    assert stack_module.stack_library() is None
+    assert stack_module.stack_library(DECODER_STACK) is None
     assert DecoderStack.of([_decoder_layer()], replace(SPEC, device=torch.device("cuda"))) is None
 
 
 def test_a_refused_launch_raises(library, driver):
     driver.launch_result = real.CUresult.CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
-    kernels = StackKernels(library, [_layer()], torch.zeros(9, 128), eps=1e-6, scale=1, causal=False)
+    kernels = DecoderKernels(library, [_layer()], torch.zeros(9, 128), eps=1e-6, scale=1, causal=False)
     with pytest.raises(Exception, match="CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE"):
         kernels.launch(_rows(16, 1), 0)

@@ -1,17 +1,30 @@
-// Attention inside decoder_stack.cu: 16 queries of a head against at most 128 keys.
+// Attention inside a kernel that goes through all layers: 16 queries of a head against at most 128 keys.
 //
-// Each of eight warps weighs 16 keys, then mixes all values in 16 dimensions. Queries and keys come rotated and
-// weighted but not divided by their norms: those are factors of a row, and so of a score. Fragments are read from
-// device memory straight into registers, again and again until they are there. A product does not care about the
-// order of what it sums over, so a thread takes 8 dimensions in a row.
+// Each of eight warps weighs 16 keys, then mixes all values in 16 dimensions, if there are so many. Queries and keys
+// that have norms come without being divided by them: those are factors of a row, and so of a score. Fragments are
+// read from device memory straight into registers, again and again until they are there. A product does not care
+// about the order of what it sums over, so a thread takes 8 dimensions in a row.
 
 #pragma once
 
 #include <climits>
 
-#include "decoder_exchange.cuh"
+#include "stack_exchange.cuh"
 
 namespace {
+
+// What attention is compiled for. kAreNormed: the squares of queries and keys are summed up beside them.
+template <int kQueries, int kKeys, int kDim, bool kAreNormed>
+struct Heads {
+    static constexpr int kQueryHeads = kQueries, kKeyHeads = kKeys, kHeadDim = kDim;
+    static constexpr bool kNormed = kAreNormed;
+    static constexpr int kGroup = kQueries / kKeys;  // of queries that share keys
+    static constexpr int kScored = kQueries + kKeys, kHeads = kScored + kKeys;
+    static constexpr int kQkvWidth = kHeads * kDim;
+    static constexpr int kPieces = kDim / 32;  // of 8 dimensions that a thread has of a row
+    static constexpr int kMixing = kDim / 16;  // warps that mix values
+    static_assert(kMixing <= kWarps, "dimensions without a warp");
+};
 
 // The keys that a thread's two queries see, [start, stop) each, and the block's 16 together.
 struct Bounds {
@@ -57,18 +70,20 @@ __device__ __forceinline__ void multiply_warp(float (&d)[4], uint32_t a0, uint32
 }
 
 // One over a head's root mean square.
+template <class H>
 __device__ __forceinline__ float norm_factor(const float2& squares, float eps) {
-    return rsqrtf((squares.x + squares.y) / kHeadDim + eps);
+    return rsqrtf((squares.x + squares.y) / H::kHeadDim + eps);
 }
 
 // What a thread has of its block's queries and of its warp's 16 keys; zeros of rows that are none.
+template <class H>
 struct Fragments {
-    uint4 queries[2][4] = {}, keys[2][4] = {};
+    uint4 queries[2][H::kPieces] = {}, keys[2][H::kPieces] = {};
     float2 query_squares[2] = {}, key_squares[4] = {};
 
     // Until the squares are there: few bytes, and the last to be written of a head. first: query. base: key.
     __device__ __forceinline__ void await(const float2* squares, int first, int tokens, int base, int stop) {
-        const int head = blockIdx.x % kQueryHeads, key = kQueryHeads + head / 2;
+        const int head = blockIdx.x % H::kQueryHeads, key = H::kQueryHeads + head / H::kGroup;
         const int group = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
         const float2* query_from = squares + head * kMaxTokens + first + group;
         const float2* key_from = squares + key * kMaxTokens + base + column * 2;
@@ -89,21 +104,23 @@ struct Fragments {
 
     // Until all else is.
     __device__ __forceinline__ void read(const __nv_bfloat16* qkv, int first, int tokens, int base, int stop) {
-        const int head = blockIdx.x % kQueryHeads, key = kQueryHeads + head / 2;
+        constexpr int kPieces = H::kPieces;
+        const int head = blockIdx.x % H::kQueryHeads, key = H::kQueryHeads + head / H::kGroup;
         const int group = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
         bool there;
-        const __nv_bfloat16* query_at = qkv + (first + group) * kQkvWidth + head * kHeadDim + column * 8;
-        const __nv_bfloat16* key_at = qkv + (base + group) * kQkvWidth + key * kHeadDim + column * 8;
+        const __nv_bfloat16* query_at = qkv + (first + group) * H::kQkvWidth + head * H::kHeadDim + column * 8;
+        const __nv_bfloat16* key_at = qkv + (base + group) * H::kQkvWidth + key * H::kHeadDim + column * 8;
         do {
             there = true;
 #pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const int row = i / 4 * 8, at = row * kQkvWidth + i % 4 * 32;
-                look(queries[i / 4][i % 4], query_at + at, first + group + row < tokens);
-                look(keys[i / 4][i % 4], key_at + at, base + group + row < stop);
+            for (int i = 0; i < 2 * kPieces; ++i) {
+                const int row = i / kPieces * 8, at = row * H::kQkvWidth + i % kPieces * 32;
+                look(queries[i / kPieces][i % kPieces], query_at + at, first + group + row < tokens);
+                look(keys[i / kPieces][i % kPieces], key_at + at, base + group + row < stop);
             }
 #pragma unroll
-            for (int i = 0; i < 8; ++i) there &= is_there(queries[i / 4][i % 4]) && is_there(keys[i / 4][i % 4]);
+            for (int i = 0; i < 2 * kPieces; ++i)
+                there &= is_there(queries[i / kPieces][i % kPieces]) && is_there(keys[i / kPieces][i % kPieces]);
         } while (!there);
     }
 };
@@ -113,13 +130,14 @@ struct Values {
     uint32_t words[kWarps][4] = {};
 
     // from: the first key's head.
+    template <class H>
     __device__ __forceinline__ void read(const __nv_bfloat16* from, int keys) {
         const int group = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
-        const __nv_bfloat16* at = from + column * 2 * kQkvWidth + threadIdx.x / 32 * 16 + group * 2;
+        const __nv_bfloat16* at = from + column * 2 * H::kQkvWidth + threadIdx.x / 32 * 16 + group * 2;
 #pragma unroll
         for (int i = 0; i < kWarps * 4; ++i) {
             const int row = i / 4 * 16 + i / 2 % 2 * 8 + i % 2;
-            look(words[i / 4][i % 4], at + row * kQkvWidth, column * 2 + row < keys);
+            look(words[i / 4][i % 4], at + row * H::kQkvWidth, column * 2 + row < keys);
         }
     }
 
@@ -142,18 +160,20 @@ struct Values {
 };
 
 // The scores of this warp's 16 keys, times `scale` and both norms' factors; -inf where not seen.
-__device__ __forceinline__ void score(const Fragments& read, int base, const Bounds& bounds, float eps, float scale,
+template <class H>
+__device__ __forceinline__ void score(const Fragments<H>& read, int base, const Bounds& bounds, float eps, float scale,
                                       float (&scores)[2][4]) {
     const int column = threadIdx.x % 4;
     float queries[2], keys[4];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) queries[i] = scale * norm_factor(read.query_squares[i], eps);
+    for (int i = 0; i < 2; ++i)
+        queries[i] = H::kNormed ? scale * norm_factor<H>(read.query_squares[i], eps) : scale;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) keys[i] = norm_factor(read.key_squares[i], eps);
+    for (int i = 0; i < 4; ++i) keys[i] = H::kNormed ? norm_factor<H>(read.key_squares[i], eps) : 1.0f;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < H::kPieces; ++i) {
             const uint4 &a = read.queries[0][i], &b = read.queries[1][i], &k = read.keys[j][i];
             multiply_warp(scores[j], a.x, b.x, a.y, b.y, k.x, k.y);
             multiply_warp(scores[j], a.z, b.z, a.w, b.w, k.z, k.w);
@@ -225,17 +245,19 @@ struct Mixed {
         }
     }
 
-    // row: 0, or 1 for the one that is 8 further.
+    // width: of a row of `out`. row: 0, or 1 for the one that is 8 further.
+    template <int kWidth>
     __device__ __forceinline__ void write(__nv_bfloat16* out, int row) const {
         const float by = totals[row * 2] > 0 ? 1.0f / totals[row * 2] : 0.0f;
         const float four[4] = {sums[0][row * 2] * by, sums[1][row * 2] * by, sums[0][row * 2 + 1] * by,
                                sums[1][row * 2 + 1] * by};
-        store_row(out + (threadIdx.x % 32 / 4 + row * 8) * kQueryHeads * kHeadDim, four);
+        store_row(out + (threadIdx.x % 32 / 4 + row * 8) * kWidth, four);
     }
 };
 
 // `multiply` and `write` for queries of several sequences, one sequence after another, each with its own values alone:
 // a weight of zero times another's value that is no number would be none. Rows of padding keep what they held.
+template <int kWidth>
 __device__ __forceinline__ void mix_apart(const Values& values, const Bounds& bounds, uint32_t weights, int warps,
                                           __nv_bfloat16* out, int rows) {
     const int group = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
@@ -260,27 +282,31 @@ __device__ __forceinline__ void mix_apart(const Values& values, const Bounds& bo
         mixed.multiply(own, weights, warps);
 #pragma unroll
         for (int row = 0; row < 2; ++row)
-            if (bounds.start[row] == start && group + row * 8 < rows) mixed.write(out, row);
+            if (bounds.start[row] == start && group + row * 8 < rows) mixed.write<kWidth>(out, row);
         next = start + 1;
     }
 }
 
 // Attention of blockIdx.x's 16 queries of a head to their rows of `context`. scratch: kAttentionScratch bytes.
+template <class H>
 __device__ __forceinline__ void attend(const __nv_bfloat16* qkv, const float2* squares, const Bounds& bounds,
                                        float eps, float scale, uint32_t scratch, __nv_bfloat16* context, int tokens) {
-    const int head = blockIdx.x % kQueryHeads, first = blockIdx.x / kQueryHeads * 16, warp = threadIdx.x / 32;
+    constexpr int kWidth = H::kQueryHeads * H::kHeadDim;
+    const int head = blockIdx.x % H::kQueryHeads, first = blockIdx.x / H::kQueryHeads * 16, warp = threadIdx.x / 32;
     const int keys = bounds.last - bounds.first, warps = (keys + 15) / 16, base = bounds.first + warp * 16;
-    const __nv_bfloat16* value_at = qkv + bounds.first * kQkvWidth + (kRotatedHeads + head / 2) * kHeadDim;
+    const __nv_bfloat16* value_at =
+        qkv + bounds.first * H::kQkvWidth + (H::kScored + head / H::kGroup) * H::kHeadDim;
     const uint32_t largest = scratch + 16 * kWeightPitch;
+    const bool mixes = H::kMixing == kWarps || warp < H::kMixing;
     float scores[2][4] = {};
     Values values;
     if (warp < warps) {
-        Fragments fragments;
-        fragments.await(squares, first, tokens, base, bounds.last);
+        Fragments<H> fragments;
+        if (H::kNormed) fragments.await(squares, first, tokens, base, bounds.last);
         fragments.read(qkv, first, tokens, base, bounds.last);
         score(fragments, base, bounds, eps, scale, scores);
     }
-    values.read(value_at, keys);
+    if (mixes) values.read<H>(value_at, keys);
     if (warp < warps) {
         float most[2];
         find_largest(scores, most);
@@ -294,18 +320,19 @@ __device__ __forceinline__ void attend(const __nv_bfloat16* qkv, const float2* s
     }
     sync_block();
     if (warp < warps) weigh(scores, largest, warps, scratch + warp * 32);
-    while (!values.are_there()) values.read(value_at, keys);
+    while (mixes && !values.are_there()) values.read<H>(value_at, keys);
     sync_block();
-    __nv_bfloat16* out = context + (first * kQueryHeads + head) * kHeadDim + warp * 16 + threadIdx.x % 4 * 4;
+    if (!mixes) return;
+    __nv_bfloat16* out = context + first * kWidth + head * H::kHeadDim + warp * 16 + threadIdx.x % 4 * 4;
     if (bounds.several && __any_sync(0xFFFFFFFF, !values.are_numbers())) {
-        mix_apart(values, bounds, scratch, warps, out, tokens - first);
+        mix_apart<kWidth>(values, bounds, scratch, warps, out, tokens - first);
         return;
     }
     Mixed mixed;
     mixed.multiply(values, scratch, warps);
 #pragma unroll
     for (int row = 0; row < 2; ++row)
-        if (threadIdx.x % 32 / 4 + row * 8 < tokens - first) mixed.write(out, row);
+        if (threadIdx.x % 32 / 4 + row * 8 < tokens - first) mixed.write<kWidth>(out, row);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What the blocks of decoder_stack.cu say to each other and to themselves: shapes, waiting, shared memory.
+// What the blocks of a kernel that goes through all layers say to each other and to themselves: waiting, shared memory.
 
 #pragma once
 
@@ -6,10 +6,8 @@
 
 namespace {
 
-constexpr int kQueryHeads = 16, kKeyHeads = 8, kHeadDim = 128, kMaxTokens = 128;
-constexpr int kRotatedHeads = kQueryHeads + kKeyHeads, kHeads = kRotatedHeads + kKeyHeads;
-constexpr int kQkvWidth = kHeads * kHeadDim;
-constexpr int kGroups = kKeyHeads;  // counters of a part; of attention one a key head
+constexpr int kMaxTokens = 128;
+constexpr int kParts = 4, kGroups = 8;  // counters of a layer: those of a part are for as many splits of K
 constexpr int kComputing = 256, kWarps = kComputing / 32;  // threads and warps of a block that compute
 constexpr int kWeightPitch = (kMaxTokens + 8) * 2;  // bytes: fragments of eight rows are in different banks
 constexpr int kAttentionScratch = 16 * kWeightPitch + kWarps * 16 * 4;
@@ -30,6 +28,11 @@ __device__ __forceinline__ void sync_block() { asm volatile("bar.sync 3, %0;" ::
 
 __device__ __forceinline__ void arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// counters: [layers][kParts][kGroups][8], zeros before; the first of each eight counts.
+__device__ __forceinline__ uint32_t* counter(uint32_t* counters, int layer, int part, int group = 0) {
+    return counters + ((layer * kParts + part) * kGroups + group) * 8;
 }
 
 __device__ __forceinline__ uint32_t counted(const uint32_t* counter) {
