@@ -21,12 +21,13 @@ from rose.layers.layer_case import (
     CHECKED,
     EARLY,
     Places,
+    Sequences,
     Way,
     backends_of,
     built,
+    device_batch,
     lookup_of,
     normal,
-    one_sequence,
     products_of,
     relative,
 )
@@ -42,6 +43,10 @@ EPILOGUES: Mapping[str, Mapping[str, Epilogue]] = {
     "factors": {"qkv": "rope", "output": "residual", "gate_up": "scaled-swiglu", "down": "residual"},
 }
 
+# With fewer, tiles of the 1024 columns of output and down that are larger than 128x128 leave most of the GPU
+# idle.
+MANY_ROWS = 2048
+
 
 class DecoderCase:
     """16 query heads, 8 key and value heads of 128. See Case."""
@@ -49,15 +54,16 @@ class DecoderCase:
     num_layers, epilogues = 28, EPILOGUES
     hidden, inner, heads, kv_heads = 1024, 3072, 16, 8
 
-    def __init__(self, m: int, device: torch.device) -> None:
-        self.m, self.device = m, device
+    def __init__(self, sequences: Sequences, device: torch.device) -> None:
+        self.sequences, self.m, self.device = sequences, sequences.rows, device
         query, self.qkv = self.heads * HEAD_DIM, (self.heads + 2 * self.kv_heads) * HEAD_DIM
         spec = AttentionSpec(
             self.heads, self.kv_heads, HEAD_DIM, HEAD_DIM**-0.5, False, torch.bfloat16, device
         )
         self.attention = backends_of(spec, ("fa4", "flat", "flat-product"))
+        m = self.m
         torch.manual_seed(m)
-        self._table = rope_table(HEAD_DIM, 1e6, m, device)
+        self._table = rope_table(HEAD_DIM, 1e6, sequences.length, device)
         self.weights = [self._layer(query) for _ in range(self.num_layers + 1)]
         first = self.weights[0]
         weights = {"qkv": first.qkv, "output": first.output, "gate_up": first.gate_up, "down": first.down}
@@ -81,7 +87,7 @@ class DecoderCase:
         if mode in ("plain", "heads"):
             found["output"], found["down"] = [None, *found["output"]], [None, *found["down"]]
             found["gate_up"] = found["gate_up"] or [None]
-        else:  # wide tiles leave most of the GPU idle
+        elif self.m < MANY_ROWS:
             found["output"] = found["down"] = built("residual", 128 * 128)
         if mode == "plain":
             found["qkv"] = [None, *found["qkv"]]
@@ -102,7 +108,7 @@ class DecoderCase:
         )  # fmt: skip
 
     def _buffers(self, query: int) -> DecoderBuffers:
-        positions = torch.arange(self.m, dtype=torch.int32, device=self.device)
+        positions = torch.arange(self.m, dtype=torch.int32, device=self.device) % self.sequences.length
         widths = (self.hidden, self.qkv, query, 2 * self.inner, self.inner)
         hidden, qkv, context, wide, narrow = (normal(self.device, self.m, width) for width in widths)
         partials = normal(self.device, 8 * min(self.m, 1024) * 2 * self.inner)
@@ -114,7 +120,7 @@ class DecoderCase:
         lookup = lookup_of(products_of(self, way))
         layers = [_layer_of(one, lookup) for one in self.weights[: num_layers + 1]]
         fused = None if mode == "plain" else self._fused.using(lookup)
-        batch = one_sequence(self.m, self.attention[way["attention"] or ""], self.device)
+        batch = device_batch(self.sequences, self.attention[way["attention"] or ""], self.device)
         rows, early = self.rows, Early[way["early"] or "NO"]
 
         def run() -> None:
@@ -144,15 +150,14 @@ class DecoderCase:
         return relative(self.rows.residual.float() - start, self._expected - start)
 
     def _reference(self) -> Tensor:
-        stream = self._start.float()
+        stream, shape = self._start.float(), (self.sequences.count, self.sequences.length)
         for layer in self.weights[:CHECKED]:
             product = rms_normalized(stream, layer.input_norm) @ layer.qkv.float().T
             qk_norm_rope(product, self.rows.positions, layer.rope, product)
             groups = [self.heads, self.kv_heads, self.kv_heads]
-            parts = torch.split(product.view(self.m, -1, HEAD_DIM).transpose(0, 1), groups)
-            q, k, v = (part.unsqueeze(0) for part in parts)
-            mixed = scaled_dot_product_attention(q, k, v, enable_gqa=True)[0]
-            stream = stream + mixed.transpose(0, 1).flatten(1) @ layer.output.float().T
+            q, k, v = torch.split(product.view(*shape, -1, HEAD_DIM).transpose(1, 2), groups, dim=1)
+            mixed = scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2)
+            stream = stream + mixed.reshape(self.m, -1) @ layer.output.float().T
             wide = rms_normalized(stream, layer.mlp_norm) @ layer.gate_up.float().T
             gate, up = wide.chunk(2, dim=1)
             stream = stream + (silu(gate) * up) @ layer.down.float().T

@@ -19,12 +19,13 @@ from rose.layers.layer_case import (
     CHECKED,
     EARLY,
     Places,
+    Sequences,
     Way,
     backends_of,
     built,
+    device_batch,
     lookup_of,
     normal,
-    one_sequence,
     products_of,
     relative,
 )
@@ -50,9 +51,9 @@ class EncoderCase:
     num_layers, epilogues = 24, EPILOGUES
     hidden, inner, heads, head_dim = 1024, 4096, 16, 64
 
-    def __init__(self, m: int, device: torch.device) -> None:
-        self.m, self.device = m, device
-        hidden, inner = self.hidden, self.inner
+    def __init__(self, sequences: Sequences, device: torch.device) -> None:
+        self.sequences, self.m, self.device = sequences, sequences.rows, device
+        m, hidden, inner = self.m, self.hidden, self.inner
         self.shapes: Mapping[str, tuple[int, int]] = {
             "qkv": (3 * hidden, hidden), "output": (hidden, hidden), "widen": (inner, hidden),
             "down": (hidden, inner),
@@ -104,7 +105,7 @@ class EncoderCase:
         """As Case.enqueue: the loop of rose.models.bert."""
         lookup = lookup_of(products_of(self, way))
         layers = [self._layer_of(one, lookup) for one in self.weights[:num_layers]]
-        batch = one_sequence(self.m, self.attention[way["attention"] or ""], self.device)
+        batch = device_batch(self.sequences, self.attention[way["attention"] or ""], self.device)
         early, buffers = Early[way["early"] or "NO"], self.buffers
 
         def run() -> None:
@@ -137,13 +138,13 @@ class EncoderCase:
         return relative(hidden, self._expected)
 
     def _reference(self) -> Tensor:
-        hidden = self._start.float()
+        hidden, shape = self._start.float(), (self.sequences.count, self.sequences.length)
         for layer in self.weights[:CHECKED]:
             weight = {place: part.float().T for place, part in layer.weight.items()}
             bias = {place: part.float() for place, part in layer.bias.items()}
             product = hidden @ weight["qkv"] + bias["qkv"]
-            q, k, v = product.view(1, self.m, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)
-            mixed = scaled_dot_product_attention(q, k, v)[0].transpose(0, 1).flatten(1)
+            q, k, v = product.view(*shape, 3, self.heads, self.head_dim).permute(2, 0, 3, 1, 4)
+            mixed = scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(self.m, self.hidden)
             total = hidden + mixed @ weight["output"] + bias["output"]
             hidden = layer_normalized(total, layer.norms[0])
             wide = gelu(hidden @ weight["widen"] + bias["widen"])

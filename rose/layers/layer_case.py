@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -31,8 +32,36 @@ Way = Mapping[str, str | None]
 Places = Mapping[str, Sequence[str | None]]
 
 
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """A batch of `count` sequences of `length` tokens each."""
+
+    count: int
+    length: int
+
+    def __str__(self) -> str:
+        return f"{self.count}x{self.length}"
+
+    @property
+    def rows(self) -> int:
+        """Tokens of all of them."""
+        return self.count * self.length
+
+    @classmethod
+    def parse(cls, text: str) -> Sequences:
+        """From such as "5x512".
+
+        Raises:
+            ValueError: it is not two positive numbers.
+        """
+        count, length = map(int, text.split("x"))
+        if min(count, length) < 1:
+            raise ValueError(f"{text!r} is no batch of sequences")
+        return cls(count, length)
+
+
 class Case(Protocol):
-    """One model's layers at one number of rows.
+    """One model's layers for one batch.
 
     m: rows. base: cuBLAS and kernels between, but for SwiGLU or GELU as the table has it. modes: places of
     each way to put a layer together, by its name. epilogues: of the product at each place, by mode.
@@ -97,13 +126,13 @@ def lookup_of(choices: Mapping[FusedKey, str | None]) -> FusedLookup:
     return lookup
 
 
-def one_sequence(m: int, attention: AttentionBackend, device: torch.device) -> DeviceBatch:
-    """A batch of one sequence of m tokens."""
-    offsets = np.array([0, m], np.int32)
+def device_batch(sequences: Sequences, attention: AttentionBackend, device: torch.device) -> DeviceBatch:
+    """The batch as a model is given it."""
+    offsets, m = np.arange(sequences.count + 1, dtype=np.int32) * sequences.length, sequences.rows
     attention.plan(offsets)
     ids, cu_seqlens = torch.zeros(m, dtype=torch.int32, device=device), torch.from_numpy(offsets).to(device)
     begin(attention, cu_seqlens, m)
-    return DeviceBatch(ids, cu_seqlens, None, offsets, m, attention)
+    return DeviceBatch(ids, cu_seqlens, None, offsets, sequences.length, attention)
 
 
 def normal(device: torch.device, *shape: int, std: float = 1.0, mean: float = 0.0) -> Tensor:

@@ -1,6 +1,7 @@
 """Time whole layers, attention included, by all that is built, and say which choices win.
 
     python -m rose.layers.tune_layers --out FILE.json [--table FILE.json] [--model pplx-embed | bge-m3]
+        [--batch 5x512 ...]
 
 One choice after another is changed, and kept if the layer got faster: kernels that are brought up while the
 one before still runs gain by their neighbours, so a product alone says little. The first layers of every way
@@ -27,17 +28,21 @@ from rose.kernels.tables import in_use, read_choices, say, write_choices
 from rose.kernels.timing import graph_us
 from rose.layers.decoder_case import DecoderCase
 from rose.layers.encoder_case import EncoderCase
-from rose.layers.layer_case import Case, Places, Way
+from rose.layers.layer_case import Case, Places, Sequences, Way
 from rose.layers.layer_table import Line, lines_of, merged
 from rose.layers.tune_fused import MIN_GAIN
+from rose.layers.tune_fused import ROWS as MANY_ROWS
 
-ROWS = (512, 1024, 768, 1536)
-# From here on the table in use stays as it is; between these numbers it is put right by hand, where a choice
-# would start a second wave of tiles (docs/benchmarks/log.md).
-RESUME = 2048
+BATCHES = tuple(Sequences(1, length) for length in (512, 1024, 768, 1536))
+# What is measured at one of these numbers of rows holds up to the next; between them the table is put right
+# by hand, where a choice would start a second wave of tiles (docs/benchmarks/log.md).
+MEASURED = sorted({*(batch.rows for batch in BATCHES), *MANY_ROWS})
 # The mode that a mode takes from what both have; only the rest is searched, and how kernels are launched.
 LIKE = {"heads": "plain", "factors": "sums"}
-CASES: Mapping[str, Callable[[int, torch.device], Case]] = {"pplx-embed": DecoderCase, "bge-m3": EncoderCase}
+CASES: Mapping[str, Callable[[Sequences, torch.device], Case]] = {
+    "pplx-embed": DecoderCase,
+    "bge-m3": EncoderCase,
+}
 
 
 class Search:
@@ -128,6 +133,15 @@ def best_lines(case: Case, found: Mapping[str, Any], rows: int) -> list[Line]:
     return lines_of(case, ways[0], rows, (best_us, base_us))
 
 
+def updated(table: Sequence[Line], lines: Sequence[Line]) -> list[Line]:
+    """`table` with what was measured; each number's lines hold up to the next of MEASURED."""
+    result = [*table]
+    for rows in sorted({line["min_m"] for line in lines}):
+        mine = [line for line in lines if line["min_m"] == rows]
+        result = merged(result, mine, next((more for more in MEASURED if more > rows), None))
+    return result
+
+
 def _key(way: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted((place, name) for place, name in way.items() if place not in ("us", "error")))
 
@@ -138,26 +152,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     parser.add_argument("--table", type=Path, help="the JSON table to write")
     parser.add_argument("--model", action="append", choices=[*CASES], help="only this one; repeatable")
-    parser.add_argument("--rows", type=int, action="append", help="only so many; repeatable")
+    parser.add_argument(
+        "--batch", type=Sequences.parse, action="append", help="sequences x length, as 5x512; repeatable"
+    )
     parser.add_argument("--device", type=torch.device, default="cuda")
     parser.add_argument("--budget-s", type=float, default=60.0, help="stop measuring after this many seconds")
     arguments = parser.parse_args(argv)
     deadline = time.monotonic() + arguments.budget_s
-    jobs = [(model, rows) for rows in arguments.rows or ROWS for model in arguments.model or CASES]
+    jobs = [(model, batch) for batch in arguments.batch or BATCHES for model in arguments.model or CASES]
     found: dict[str, object] = {}
     lines: list[Line] = []
     with torch.inference_mode():
-        for done, (model, rows) in enumerate(jobs):
-            say(f"{model}, {rows} rows")
-            case, now = CASES[model](rows, arguments.device), time.monotonic()
+        for done, (model, batch) in enumerate(jobs):
+            say(f"{model}, {batch}")
+            case, now = CASES[model](batch, arguments.device), time.monotonic()
             results = search(case, now + max(deadline - now, 0.0) / (len(jobs) - done))
-            found[f"{model} {rows}"] = results
+            found[f"{model} {batch}"] = results
             arguments.out.write_text(json.dumps(found, indent=1))
-            lines += best_lines(case, results, rows)
+            lines += best_lines(case, results, batch.rows)
     if arguments.table is not None:
-        most = max(rows for _, rows in jobs)
-        resume = next((rows for rows in sorted({*ROWS, RESUME}) if rows > most), None)
-        table = merged(in_use(TABLE_PATH, read_choices), lines, resume)
+        table = updated(in_use(TABLE_PATH, read_choices), lines)
         write_choices(arguments.table, torch.cuda.get_device_name(), table)
     say(f"wrote {arguments.out}")
 

@@ -15,10 +15,11 @@ from rose.attention.sdpa import SdpaAttention
 from rose.kernels.early import Early
 from rose.kernels.fused import TABLE_PATH, read_table
 from rose.layers import decoder_case, encoder_case, layer_case, layer_table, projection, tune_layers
-from rose.layers.layer_case import Case, Places, Way
+from rose.layers.layer_case import Case, Places, Sequences, Way
 from tests.unit.kernels.fused_fake import fake_gemm
 
 TOKENS = 24
+BATCH = Sequences(1, TOKENS)
 
 
 def built(epilogue: Epilogue, most: int = 0) -> list[str | None]:
@@ -50,10 +51,11 @@ def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoder_case.EncoderCase, "heads", 2)
 
 
+@pytest.mark.parametrize("batch", [BATCH, Sequences(3, 8)], ids=str)
 @pytest.mark.parametrize("model", [*tune_layers.CASES])
-def test_every_way_is_close_to_fp32(model: str) -> None:
+def test_every_way_is_close_to_fp32(model: str, batch: Sequences) -> None:
     with torch.inference_mode():
-        case = tune_layers.CASES[model](TOKENS, torch.device("cpu"))
+        case = tune_layers.CASES[model](batch, torch.device("cpu"))
         ways = [case.base] + [
             {"mode": mode, **{place: names[which] for place, names in places.items()}}
             for mode, places in case.modes.items()
@@ -124,8 +126,8 @@ def test_the_command_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.Mo
         [
             "--out",
             str(out),
-            "--rows",
-            str(TOKENS),
+            "--batch",
+            str(BATCH),
             "--model",
             "bge-m3",
             "--device",
@@ -135,7 +137,7 @@ def test_the_command_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.Mo
         ]
     )
     assert read_table(table) == read_table(TABLE_PATH)  # nothing was faster
-    found = json.loads(out.read_text())[f"bge-m3 {TOKENS}"]
+    found = json.loads(out.read_text())[f"bge-m3 {BATCH}"]
     assert found["best"]["base"]["attention"] == "fa4"
     assert len(found["measured"]) == len(timed) > 8
     assert {one["early"] for one in found["measured"]} == {early.name for early in Early}
@@ -178,6 +180,36 @@ def test_without_a_number_of_rows_to_go_on_at_new_lines_hold_for_all_more() -> N
     assert [(one["n"], one["min_m"], one["kernel"]) for one in found] == [
         (64, 512, "x"), (64, 2048, "a"), (64, 16384, "b"), (8, 512, "other")
     ]  # fmt: skip
+
+
+def test_each_number_of_rows_holds_up_to_the_next_that_is_measured() -> None:
+    old = [line("x", 512), line("y", 1024), line("z", 4096)]
+    found = tune_layers.updated(old, [line("a", 2560), line("b", 512)])
+    assert [(one["min_m"], one["kernel"]) for one in found] == [
+        (512, "b"), (768, "x"), (1024, "y"), (2560, "a"), (2816, "y"), (4096, "z")
+    ]  # fmt: skip
+
+
+def test_a_batch_is_named_by_its_sequences() -> None:
+    batch = Sequences.parse("5x512")
+    assert (batch, batch.rows, str(batch)) == (Sequences(5, 512), 2560, "5x512")
+    for text in ("512", "0x512", "5x", "5xx512", "5x-1"):
+        with pytest.raises(ValueError, match=r".+"):
+            Sequences.parse(text)
+
+
+@pytest.mark.parametrize(("batch", "most"), [(BATCH, 128 * 128), (Sequences(128, 16), None)], ids=str)
+def test_tiles_of_few_blocks_are_tried_for_many_rows_alone(
+    batch: Sequences, most: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Epilogue, int]] = []
+    monkeypatch.setattr(
+        decoder_case, "built", lambda epilogue, *most: asked.append((epilogue, *most)) or built(epilogue)
+    )
+    with torch.inference_mode():
+        tune_layers.CASES["pplx-embed"](batch, torch.device("cpu"))
+    bounded = {call for call in asked if len(call) == 2}
+    assert bounded == ({("residual", most)} if most else set())
 
 
 def test_products_with_clusters_of_more_rows_are_left_out() -> None:
