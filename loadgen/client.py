@@ -101,7 +101,9 @@ class Client:
         """Send from `start_s` (perf_counter) until stopped, or to the end of an open loop's schedule."""
         loop = asyncio.get_running_loop()
         loop.call_at(loop.time() + self._job.max_run_s, self.stop)
-        watch = loop.create_task(self._pool.watch())
+        beside = [loop.create_task(self._pool.watch())]
+        if self._job.stream.polls:
+            beside.append(loop.create_task(_stay_awake()))
         await asyncio.sleep(max(0.0, start_s - perf_counter()))
         self.beat()
         if self._job.stream.is_open:
@@ -109,7 +111,8 @@ class Client:
         else:
             await asyncio.gather(*(self._closed_loop() for _ in range(self._job.stream.in_flight)))
         self.beat()
-        watch.cancel()
+        for task in beside:
+            task.cancel()
         self._pool.close()
         return self._recorder.freeze(self._beats, self._sequences, self._tokens)
 
@@ -207,3 +210,9 @@ def _message(response: Response) -> str:
     except (ValueError, KeyError, TypeError):
         text = response.body.decode("utf-8", "replace")
     return " ".join(text.split())[:300]
+
+
+async def _stay_awake() -> None:
+    """Keep the loop from sleeping: a turn finds what has come, or nothing, and is followed by the next."""
+    while True:  # noqa: ASYNC110 - that it is awake is all there is to wait for
+        await asyncio.sleep(0)

@@ -78,7 +78,8 @@ class Stream:
     """Requests of one kind. processes: clients it is spread over.
 
     in_flight: of a closed loop, in each process. rate: requests a second of an open loop, over all processes;
-    load: instead of it, a share of what the server can do at most. trace: file of a TRACE.
+    load: instead of it, a share of what the server can do at most. trace: file of a TRACE. polls: its clients
+    do not sleep, but ask their sockets all the while.
     """
 
     shape: Shape
@@ -89,6 +90,7 @@ class Stream:
     load: float | None = None
     processes: int = 1
     trace: Path | None = None
+    polls: bool = False
 
     @property
     def is_open(self) -> bool:

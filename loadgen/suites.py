@@ -73,6 +73,12 @@ def latency(custom: Custom) -> Iterator[Case]:
         yield Case("latency", str(shape), (Stream(shape),), custom.limits(SEQUENTIAL))
 
 
+def polled(custom: Custom) -> Iterator[Case]:
+    """As `latency`, by a client that does not sleep: none of what is measured is its own waking up."""
+    for case in latency(custom):
+        yield replace(case, suite="polled", streams=tuple(replace(one, polls=True) for one in case.streams))
+
+
 def scoring(custom: Custom) -> Iterator[Case]:
     """Batches of a few sequences, one request at a time."""
     for length in custom.lengths or (512,):
@@ -178,6 +184,7 @@ def _shapes(custom: Custom) -> Iterator[Shape]:
 
 SUITES: dict[str, Callable[[Custom], Iterator[Case]]] = {
     "latency": latency,
+    "polled": polled,
     "scoring": scoring,
     "throughput": throughput,
     "concurrency": concurrency,

@@ -48,6 +48,7 @@ class Job:
 # in the warm-up, which ends once the rate has settled. 1000 answers make a p99.
 ARTICLE = (
     Job("latency", "latency", "--duration 15 --warmup 0.5 --max-warmup 3"),
+    Job("polled", "polled", "--lengths 128,512 --duration 5 --warmup 0.5 --max-warmup 3"),
     Job("scoring", "scoring", "--duration 5 --requests 1000 --warmup 0.5 --max-warmup 3"),
     Job("throughput", "throughput", "--lengths 512,1024 --duration 10 --warmup 1 --max-warmup 4"),
     # A request takes 5 s: the queue is full after one of them.

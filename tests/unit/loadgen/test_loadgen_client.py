@@ -78,3 +78,27 @@ async def test_a_server_of_another_api_is_named(job: Job) -> None:
     client._api = replace(client._api, path="/v1/embeddings")
     with pytest.raises(LoadgenError, match="the server answers 400"):
         await client.prepare()
+
+
+@pytest.mark.parametrize("polls", [True, False])
+async def test_a_client_that_polls_does_not_sleep(
+    job: Job, polls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(replace(job, stream=Stream(SHAPE, polls=polls)))
+    await client.prepare()
+    loop = asyncio.get_running_loop()
+    waits: list[float | None] = []
+    select = loop._selector.select
+
+    def note(timeout: float | None) -> object:
+        waits.append(timeout)
+        return select(timeout)
+
+    loop.call_later(0.1, client.stop)
+    monkeypatch.setattr(loop._selector, "select", note)
+    recording = await client.run(perf_counter())
+    monkeypatch.undo()
+    assert recording.errors == () and len(recording.done_s) > 0
+    # One or two turns go by before the first answer is waited for, and after the last.
+    assert all(wait == 0 for wait in waits[3:]) == polls
+    assert len(waits) > 5
