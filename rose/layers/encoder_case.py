@@ -102,7 +102,7 @@ class EncoderCase:
         )  # fmt: skip
 
     def enqueue(self, way: Way, num_layers: int) -> Callable[[], object]:
-        """As Case.enqueue: the loop of rose.models.bert."""
+        """As Case.enqueue: the loop of rose.models.bert. Runs start from the same rows, as in DecoderCase."""
         lookup = lookup_of(products_of(self, way))
         layers = [self._layer_of(one, lookup) for one in self.weights[:num_layers]]
         batch = device_batch(self.sequences, self.attention[way["attention"] or ""], self.device)
@@ -111,6 +111,8 @@ class EncoderCase:
         def run() -> None:
             hidden = buffers.hidden
             with launching(early):
+                if hidden is not None:
+                    hidden.copy_(self._start)
                 for layer in layers:
                     if hidden is not None:
                         hidden = layer.mix(layer.attend(hidden, batch, buffers), hidden, buffers)
@@ -133,7 +135,6 @@ class EncoderCase:
         hidden = self.buffers.hidden
         if hidden is None:
             return 0.0
-        hidden.copy_(self._start)
         self.enqueue(way, CHECKED)()
         return relative(hidden, self._expected)
 

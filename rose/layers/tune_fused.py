@@ -32,7 +32,7 @@ from rose.layers.decoder import DecoderLayer
 from rose.layers.fused_decoder import FusedDecoder, LayerWeights
 from rose.layers.layer_case import built
 from rose.layers.layer_table import merged
-from rose.layers.projection import BiasedProjection, GatedProjection, Projection
+from rose.layers.projection import GatedProjection, Projection
 from rose.layers.workspace import DecoderBuffers
 
 NUM_LAYERS = 28
@@ -59,9 +59,9 @@ class DecoderShape:
     inner: int
 
 
-# pplx-embed and Qwen3-Embedding: 0.6B and 4B. BGE-M3's feed-forward part: [inner, hidden].
-DECODERS = (DecoderShape(1024, 16, 8, 3072), DecoderShape(2560, 32, 8, 9728))
-WIDENINGS = ((4096, 1024),)
+# pplx-embed and Qwen3-Embedding: 4B; and 0.6B, for whose layers in BF16 rose.layers.tune_layers is there.
+LARGE_DECODERS = (DecoderShape(2560, 32, 8, 9728),)
+DECODERS = (DecoderShape(1024, 16, 8, 3072), *LARGE_DECODERS)
 
 
 def forced(kernels: Kernels) -> FusedLookup:
@@ -104,22 +104,6 @@ def fastest(
     return (best, (best_us, plain_us)) if best_us < plain_us * (1 - MIN_GAIN) else ({}, (plain_us, plain_us))
 
 
-def tune_widening(shape: tuple[int, int], deadline: float) -> Iterator[Line]:
-    """GELU of an encoder's first feed-forward product."""
-    n, k = shape
-    weights, bias = [_random(n, k) for _ in range(NUM_LAYERS)], _random(n)
-    places: Places = {("gelu", n, k): candidates("gelu")}
-    for m in _rows_until(deadline):
-        x, out, partials = _random(m, k), _random(m, n), _random(8 * 1024 * n)
-
-        def us_of(chosen: Chosen, m: int = m) -> float:
-            lookup = chosen_alone(chosen)
-            layers = [BiasedProjection(weight, bias, True, lookup) for weight in weights]
-            return layer_us(lambda: [layer(x, out, partials) for layer in layers], m)  # noqa: B023
-
-        yield from _lines(places, m, *fastest(places, {}, us_of))
-
-
 def tune_decoder(shape: DecoderShape, deadline: float) -> Iterator[Line]:
     """SwiGLU by itself, then the four kernels of a layer in which divisions are left to the next product."""
     layers = [_layer(shape) for _ in range(NUM_LAYERS + 1)]
@@ -136,6 +120,7 @@ def tune_decoder(shape: DecoderShape, deadline: float) -> Iterator[Line]:
     best: Chosen = {}
     for m in _rows_until(deadline):
         rows = _buffers(first, m)
+        start = rows.residual.clone()
 
         def gated_us(chosen: Chosen, m: int = m) -> float:
             lookup = chosen_alone(chosen)
@@ -148,11 +133,11 @@ def tune_decoder(shape: DecoderShape, deadline: float) -> Iterator[Line]:
         def whole_us(chosen: Chosen, m: int = m) -> float:
             if not chosen:
                 plain = [_plain_layer(layer, chosen_alone(swiglu)) for layer in layers]  # noqa: B023
-                return layer_us(partial(_plain, plain, rows), m)  # noqa: B023
+                return layer_us(partial(_plain, plain, rows, start), m)  # noqa: B023
             way = fused.using(chosen_alone(chosen))
             way.prepare(rows)  # noqa: B023
             with launching(Early.AFTER_WAIT):
-                return layer_us(partial(_steps, way, rows), m)  # noqa: B023
+                return layer_us(partial(_steps, way, rows, start), m)  # noqa: B023
 
         swiglu, times = fastest(gated, swiglu, gated_us)
         yield from _lines(gated, m, swiglu, times)
@@ -161,12 +146,14 @@ def tune_decoder(shape: DecoderShape, deadline: float) -> Iterator[Line]:
         yield from _lines(whole, m, found, times)
 
 
-def _steps(fused: FusedDecoder, rows: DecoderBuffers) -> None:
+def _steps(fused: FusedDecoder, rows: DecoderBuffers, start: Tensor) -> None:
+    rows.residual.copy_(start)  # see DecoderCase.enqueue
     for index in range(NUM_LAYERS):
         fused.step(index, rows)
 
 
-def _plain(layers: Sequence[DecoderLayer], rows: DecoderBuffers) -> None:
+def _plain(layers: Sequence[DecoderLayer], rows: DecoderBuffers, start: Tensor) -> None:
+    rows.residual.copy_(start)
     for layer, following in pairwise(layers):
         add_rms_norm(layer.mix(rows), rows.residual, following.input_norm, rows.hidden)
         following.rotate(following.project(rows), rows)
@@ -250,9 +237,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     deadline = time.monotonic() + arguments.budget_s
     lines: list[Line] = []
     with torch.inference_mode():
-        for shape in WIDENINGS:
-            lines += tune_widening(shape, deadline)
-        for decoder in DECODERS:
+        for decoder in LARGE_DECODERS:
             lines += tune_decoder(decoder, deadline)
     write(arguments.out, lines, ROWS)
     say(f"wrote {arguments.out}")

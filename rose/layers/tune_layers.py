@@ -37,6 +37,9 @@ BATCHES = tuple(Sequences(1, length) for length in (512, 1024, 768, 1536))
 # What is measured at one of these numbers of rows holds up to the next; between them the table is put right
 # by hand, where a choice would start a second wave of tiles (docs/benchmarks/log.md).
 MEASURED = sorted({*(batch.rows for batch in BATCHES), *MANY_ROWS})
+# So many rows take more power than a GPU may draw, and its clock falls within a fifth of a second: what is
+# fastest then is what counts for them.
+HELD_ROWS, HOLD_US = 2048, 250_000
 # The mode that a mode takes from what both have; only the rest is searched, and how kernels are launched.
 LIKE = {"heads": "plain", "factors": "sums"}
 CASES: Mapping[str, Callable[[Sequences, torch.device], Case]] = {
@@ -59,10 +62,17 @@ class Search:
         if key not in self.times and time.monotonic() < self._deadline:
             error, us = self._case.error(way), math.inf
             if error <= self._limit:
-                layers = self._case.num_layers
-                us = graph_us(self._case.enqueue(way, layers), 4, 3) / layers
+                us = self._layer_us(way)
             self.times[key] = (us, error)
         return self.times.get(key, (math.inf, math.inf))
+
+    def _layer_us(self, way: Way) -> float:
+        layers = self._case.num_layers
+        run = self._case.enqueue(way, layers)
+        us = graph_us(run, 4, 3)
+        if self._case.m >= HELD_ROWS:
+            us = graph_us(run, max(4, round(HOLD_US / us)), 2)
+        return us / layers
 
     def report(self, mode: str, way: Way) -> None:
         """Say how a way does."""
