@@ -282,8 +282,8 @@ def time_batch(
 ) -> dict[str, object]:
     """Microseconds of one batch, whole and in parts; up to 512 tokens also without early launches.
 
-    held_us: forward after forward for HOLD_US twice, the better half: what takes more than the GPU's power slows
-    down. Where all layers may be one launch, that is what serves, and the rest is by a launch a kernel.
+    held_us: forward after forward for HOLD_US, the better of two; what draws too much power slows down.
+    Where all layers may be one launch, that is what serves, and the rest is by a launch a kernel.
     """
     tokens, config = num_seqs * length, model.config
     vectors = torch.zeros(num_seqs, config.hidden_size, device=DEVICE)
