@@ -43,8 +43,10 @@ class BodyReader:
             raise ApiError(ErrorKind.BODY_TIMEOUT, message, closes=True) from None
         except web.HTTPRequestEntityTooLarge:  # chunked
             raise self._too_large("is too large") from None
-        except web.RequestPayloadError as error:  # broken chunks
-            cause = error.__cause__  # aiohttp's own; its text is a status and an indented message
+        except (web.RequestPayloadError, HttpProcessingError) as error:  # broken chunks
+            # What the parser raised: a cause, or by itself where the parser is the one in Python. Its text is
+            # a status and an indented message.
+            cause = error.__cause__ or error
             words = cause.message if isinstance(cause, HttpProcessingError) else error
             message = f"the body cannot be read: {' '.join(str(words).split())}"
             raise ApiError(ErrorKind.INVALID_BODY, message, closes=True) from None

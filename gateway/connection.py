@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from aiohttp import hdrs, web
+from aiohttp import StreamReader, hdrs, web
 from aiohttp.http import HttpProcessingError, RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
@@ -38,7 +38,16 @@ CLIENT_PATIENCE = web.AppKey("client_patience", ClientPatience)
 class Connection(RequestHandler):
     """Tells what is no HTTP in our words, and drops clients that send a head or take an answer too slowly."""
 
-    __slots__ = ("_answer_timer", "_behind", "_head_timer", "_last", "_length", "_patience", "_strays")
+    __slots__ = (
+        "_answer_timer",
+        "_behind",
+        "_body",
+        "_head_timer",
+        "_last",
+        "_length",
+        "_patience",
+        "_strays",
+    )
 
     def __init__(self, server: web.Server, patience: ClientPatience, strays: Strays, **settings: Any) -> None:
         super().__init__(server, **settings)
@@ -46,6 +55,7 @@ class Connection(RequestHandler):
         self._strays = strays
         self._head_timer: asyncio.TimerHandle | None = None
         self._answer_timer: asyncio.TimerHandle | None = None
+        self._body: StreamReader | None = None  # of the newest request, until all of it came
         self._length: int | None = None  # of the newest request's body; None: it is chunked
         self._behind: int | None = None  # bytes that came behind its head; None: that is not known
         self._last = b""  # those that came last, as many as end a head
@@ -54,6 +64,7 @@ class Connection(RequestHandler):
         """The client is gone; the timers would keep all of it in memory."""
         self._stop_head_timer()
         self._stop_answer_timer()
+        self._body = None
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -80,10 +91,12 @@ class Connection(RequestHandler):
         self._last = (self._last + data[-len(_HEAD_END) :])[-len(_HEAD_END) :]
         if self._request_count != seen:
             self._stop_head_timer()
-            self._count_from(self._messages[-1][0])
-            if self._current_request is not None or len(self._messages) > 1:
-                self._fail_body()
+            message, body = self._messages[-1]
+            self._count_from(message)
+            self._watch_body(message, body)
             return
+        if self._body is not None and self._body.is_eof():
+            self._body = None
         if self._behind is not None:
             self._behind += len(data)
         if self._awaits_head():
@@ -161,17 +174,21 @@ class Connection(RequestHandler):
         else:
             self.transport.abort()
 
-    def _fail_body(self) -> None:
-        """If the last message is no HTTP, the rest of the body before it never comes.
+    def _watch_body(self, message: RawRequestMessage | _ErrInfo, body: StreamReader) -> None:
+        """Remember the newest request's body. What is no HTTP behind it is its end: the rest never comes.
 
-        aiohttp tells nobody, and who reads the body would wait until its time is over.
+        aiohttp tells nobody, and who reads the body would wait until its time is over. It is kept here, as
+        for a turn of the loop a request is in aiohttp's queue no more and its handler not yet begun.
         """
-        *before, (message, _) = self._messages
-        body = before[-1][1] if before else None
-        if body is None and self._current_request is not None:
-            body = self._current_request.content
-        if body is None or body.is_eof() or not isinstance(message, _ErrInfo):
+        if not isinstance(message, _ErrInfo):
+            self._body = None if body.is_eof() else body
+            return
+        broken, self._body = self._body, None
+        if broken is None or broken.is_eof():
             return
         error = web.RequestPayloadError(message.message)
         error.__cause__ = message.exc
-        body.set_exception(error)
+        broken.set_exception(error)
+        # A reader that the end of a chunk has just woken finds no bytes and waits again without a look at the
+        # error; its turn comes before this one.
+        self._loop.call_soon(broken.set_exception, error)

@@ -6,11 +6,15 @@ import asyncio
 import json
 from contextlib import suppress
 from random import Random
+from typing import Any
 
 import pytest
+from aiohttp import web_protocol
+from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
 
+from gateway.options import GatewayOptions
 from tests.http.served import Served, until
-from tests.wire import WireAnswer, first_answer
+from tests.wire import WireAnswer, first_answer, read_answer
 
 
 async def ask(server: Served, *pieces: bytes) -> WireAnswer:
@@ -120,6 +124,55 @@ async def test_a_broken_body_behind_its_head_is_told_at_once_in_the_words_of_the
     await until(lambda: server.connections == 0)
     assert not caplog.records
     await server.assert_works()
+
+
+@pytest.mark.parametrize("parser", [HttpRequestParser, HttpRequestParserPy], ids=["c", "python"])
+@pytest.mark.parametrize("turns", range(5))
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (HEAD, b"-1\r\n\r\n"),
+        (HEAD, b"zz\r\nabc\r\n"),
+        (HEAD + b"5\r\nabcde", b"\r\nzz\r\n"),  # a chunk's end wakes its reader, with no bytes for it
+        (HEAD, b"5\r\nabc", b"de\r\n", b"-1\r\n\r\n"),
+        (b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", HEAD, b"-1\r\n\r\n"),
+    ],
+)
+async def test_a_broken_body_is_told_at_whatever_step_of_the_handler_it_comes(
+    server: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    parser: type,
+    turns: int,
+    pieces: tuple[bytes, ...],
+) -> None:
+    """turns: of the loop behind each piece. After one, aiohttp has begun a request, but not its handler."""
+    monkeypatch.setattr(web_protocol, "HttpRequestParser", parser)
+    async with asyncio.timeout(GatewayOptions().body_timeout_s / 3):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        await until(lambda: server.connections == 1)
+        connection: Any = server.transports[0].get_protocol()
+        for piece in pieces:
+            connection.data_received(piece)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        received = await reader.read()
+        writer.close()
+    assert received.rpartition(b"HTTP/1.1 ")[2].startswith(b"422 ")
+
+
+async def test_a_body_that_breaks_behind_its_answer_ends_the_connection(
+    server: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """aiohttp would read on for ten seconds, for the sake of clients that send before they read."""
+    async with asyncio.timeout(5):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(HEAD.replace(b"/embed", b"/health"))
+        assert (await read_answer(reader)).status == 405
+        writer.write(b"-1\r\n\r\n")
+        assert await reader.read() == b""
+        writer.close()
+    await until(lambda: server.connections == 0)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/embed", "/health"])
