@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 GRID = (
     *("1x16", "1x32", "1x64", "1x128", "1x256", "1x512", "1x1024", "1x2048", "1x4096"),
     *("4x32", "16x32", "64x16", "512x16", "64x50", "128x50", "8x64", "4x128", "16x128", "400x128"),
-    *("4x512", "8x512", "16x512", "50x512", "100x512", "4x4096"),
+    *("4x512", "5x512", "8x512", "16x512", "25x512", "50x512", "100x512", "4x4096"),
 )
 MAX_ERROR = 0.02  # bf16 kernels are near 0.002
 # Rounding q, k, v and the weights of values to three bits of fraction: 0.053 of independent random numbers.
