@@ -18,16 +18,28 @@ from tests.wire import WireAnswer, first_answer, read_answer
 
 
 async def ask(server: Served, *pieces: bytes) -> WireAnswer:
-    """Send the pieces, each in a packet of its own, and read until the connection closes."""
+    """Send the pieces, each in a packet of its own, and read until the connection closes.
+
+    It is read all the while: a reset by a server that left a piece unread would hide what came before it.
+    """
     async with asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        for piece in pieces:
-            writer.write(piece)
-            await writer.drain()
-            await asyncio.sleep(0.02)
-        received = await reader.read()
+        received = bytearray()
+
+        async def receive() -> None:
+            with suppress(ConnectionResetError):
+                while part := await reader.read(1 << 16):
+                    received.extend(part)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(receive())
+            for piece in pieces:
+                if writer.is_closing():
+                    break
+                writer.write(piece)
+                await asyncio.sleep(0.02)
         writer.close()
-    return first_answer(received)
+    return first_answer(bytes(received))
 
 
 def request(line: str, *headers: str, body: bytes = b"") -> bytes:
