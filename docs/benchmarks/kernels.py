@@ -38,7 +38,7 @@ from rose.attention.base import AttentionBackend, BatchShape, begin
 from rose.attention.policy import choose
 from rose.config import ModelConfig, load_config
 from rose.device_batch import DeviceBatch, Outputs
-from rose.kernels import activation, embedding, fp8, norm, pooling, rope
+from rose.kernels import activation, embedding, fp8, norm, one_query, pooling, rope
 from rose.kernels.early import Early, early_for, launching
 from rose.kernels.fused import gains_early
 from rose.kernels.gemm import fetches_early, gemm_plan
@@ -134,9 +134,19 @@ def encoder_kernels(config: ModelConfig, tokens: int) -> Iterator[Kernel]:
         yield Kernel("add_bias of 2", lambda: activation.add_bias(sums, qkv_bias, packed), 9 * row)
     yield Kernel("bias_gelu", lambda: activation.bias_gelu(wide, bias, wide), 4 * tokens * inner)
     vectors = torch.zeros(len(cu_seqlens) - 1, hidden, device=DEVICE)
-    scratch, picks = pooling.pool_scratch(hidden, DEVICE), (random(len(vectors), hidden), vectors.bfloat16())
+    scratch = pooling.pool_scratch(hidden, DEVICE)
     yield Kernel("mean_pool", lambda: pooling.mean_pool(x, cu_seqlens, Outputs(vectors), scratch), row)
-    yield Kernel("pick_rows", lambda: pooling.pick_rows((x, residual), cu_seqlens, "first", picks), 0)
+    heads = config.num_heads, config.head_dim
+    q, k, v = random(tokens, 3, *heads).unbind(1)
+    query = one_query.OneQuery("first", config.head_dim**-0.5)
+    picked = one_query.PickedRows(
+        *random(2, len(vectors), hidden), one_query.one_query_scratch(config.head_dim, DEVICE)
+    )
+    yield Kernel(
+        "one_query_attention",
+        lambda: one_query.one_query_attention((q, k, v), x, cu_seqlens, query, picked),
+        2 * row,
+    )
 
 
 def fp8_kernels(config: ModelConfig, tokens: int) -> Iterator[Kernel]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from rose.kernels.rows import copy_real_rows
+from rose.runs import equal_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch import Tensor
 
@@ -73,7 +73,7 @@ class SdpaAttention:
             copy_real_rows(self._kernel(self._spec, (q, k, v), cu_seqlens, max_seqlen), cu_seqlens, out)
             return
         offsets = self._host_cu_seqlens if cu_seqlens.is_cuda else cu_seqlens.tolist()
-        for start, count, length in _runs(offsets):
+        for start, count, length in equal_runs(offsets):
             rows, shape = slice(start, start + count * length), (count, length, -1, q.shape[2])
             queries, keys, values, result = (x[rows].view(shape).transpose(1, 2) for x in (q, k, v, out))
             window = self._spec.window
@@ -117,17 +117,3 @@ def flash_attention(
         *qkv, cu_seqlens, cu_seqlens, *longest, 0.0, spec.causal, False, scale=spec.scale, **windows
     )[0]
     return result
-
-
-def _runs(offsets: list[int]) -> Iterator[tuple[int, int, int]]:
-    """(first token, sequences, tokens each) of every run of adjacent equally long sequences, none empty."""
-    start, count, length = 0, 0, 0
-    for begin, end in pairwise(offsets):
-        if end - begin == length:
-            count += 1
-            continue
-        if count and length:
-            yield start, count, length
-        start, count, length = begin, 1, end - begin
-    if count and length:
-        yield start, count, length

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rose.device_batch import Outputs
 
-# Of each sequence's rows; "only": there is one row a sequence, as pick_rows leaves them.
+# Of each sequence's rows; "only": there is one row a sequence, as one_query_attention leaves them.
 Which = Literal["first", "last", "only"]
 
 # Rows of fp32 scratch = programs that sum parts of sequences; 512 of 4 warps fill an H200 (132 processors).
@@ -75,7 +75,7 @@ def gather_rows(hidden: Tensor, cu_seqlens: Tensor, which: Which, outputs: Outpu
 
         jit.gather_rows(hidden, cu_seqlens, which, outputs)
     else:
-        rows, empty = _rows(cu_seqlens, which)
+        rows, empty = which_rows(cu_seqlens, which)
         _finish(hidden[rows].float().masked_fill(empty, 0.0), outputs)
 
 
@@ -86,29 +86,12 @@ def norm_gather_rows(last: LastHidden, cu_seqlens: Tensor, which: Which, outputs
 
         jit.norm_gather_rows(last, cu_seqlens, which, outputs)
         return
-    rows, empty = _rows(cu_seqlens, which)
+    rows, empty = which_rows(cu_seqlens, which)
     total = rms_normalized(added(last.x[..., rows, :], last.residual[rows]), last.norm)
     _finish(total.masked_fill(empty, 0.0), outputs)
 
 
-def pick_rows(
-    sources: tuple[Tensor, Tensor], cu_seqlens: Tensor, which: Which, outs: tuple[Tensor, Tensor]
-) -> None:
-    """Each sequence's first or last row of two sources [T, H] and [T, W] to outs [S, H] and [S, W].
-
-    Zeros for an empty sequence. outs may not overlap the sources.
-    """
-    if dispatch.uses_triton(sources[0]):
-        from rose.kernels.jit import pooling as jit
-
-        jit.pick_rows(sources, cu_seqlens, which, outs)
-        return
-    rows, empty = _rows(cu_seqlens, which)
-    for source, out in zip(sources, outs, strict=True):
-        out.copy_(source[rows].masked_fill_(empty, 0.0))
-
-
-def _rows(cu_seqlens: Tensor, which: Which) -> tuple[Tensor, Tensor]:
+def which_rows(cu_seqlens: Tensor, which: Which) -> tuple[Tensor, Tensor]:
     """Row indices i64[S] (0 for empty sequences), and which sequences are empty: bool[S, 1]."""
     starts, ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
     empty = ends <= starts

@@ -13,7 +13,7 @@ import torch
 from rose.attention.base import ProductAttention
 from rose.buckets import sequence_bucket
 from rose.kernels.norm import RmsNorm, add_rms_norm
-from rose.kernels.pooling import pick_rows
+from rose.kernels.one_query import PickedRows, one_query_attention
 from rose.kernels.rope import QkRope, qk_norm_rope
 from rose.layers.projection import GatedProjection, Projection
 from rose.layers.tensors import TensorReader
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rose.config import ModelConfig
     from rose.device_batch import DeviceBatch
     from rose.kernels.gemm import WeightKey
-    from rose.kernels.pooling import Which
+    from rose.kernels.one_query import OneQuery
     from rose.layers.workspace import DecoderBuffers
     from rose.weights import WeightSource
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 class DecoderLayer:
     """Pre-norm attention and SwiGLU. On a GPU: 4 products, 4 fused kernels and attention.
 
-    Called in three steps, `project`, `attend` and `mix`, of which the third takes any rows: `pick` gives
-    those that a pooling of single rows needs of the last layer.
+    Called in three steps, `project`, `attend` and `mix`. In the last layer of a model that pools single rows
+    `pick` comes in the place of `attend`, and `mix` takes those rows alone.
     input_norm is applied by whoever fills buffers.hidden: it is fused with what comes before this layer.
     """
 
@@ -66,9 +66,14 @@ class DecoderLayer:
         """
         attend(self.rope, batch, buffers, product)
 
-    def pick(self, batch: DeviceBatch, buffers: DecoderBuffers, which: Which) -> DecoderBuffers:
-        """Buffers of R rows, S <= R <= T: each sequence's first or last, then any, with what `mix` reads."""
-        return pick(batch, buffers, which)
+    def pick(
+        self, batch: DeviceBatch, buffers: DecoderBuffers, product: Tensor | None, query: OneQuery
+    ) -> DecoderBuffers:
+        """Buffers of R rows, S <= R <= T: each sequence's of `query`, then any, with what `mix` reads.
+
+        product: as of `attend`.
+        """
+        return pick(self.rope, batch, buffers, product, query)
 
     def mix(self, rows: DecoderBuffers) -> Tensor:
         """rows.context through the rest of the layer.
@@ -91,18 +96,27 @@ def attend(rope: QkRope, batch: DeviceBatch, buffers: DecoderBuffers, product: T
         return
     if product is not None:
         qk_norm_rope(product, buffers.positions, rope, buffers.qkv)
-    heads = buffers.qkv.view(num_tokens, -1, rope.head_dim)
-    q, k, v = torch.split(heads, [rope.num_heads, rope.num_kv_heads, rope.num_kv_heads], dim=1)
-    attention.forward(q, k, v, context, batch.cu_seqlens, batch.max_seqlen)
+    attention.forward(*_heads(buffers.qkv, rope), context, batch.cu_seqlens, batch.max_seqlen)
 
 
-def pick(batch: DeviceBatch, buffers: DecoderBuffers, which: Which) -> DecoderBuffers:
-    """See DecoderLayer.pick."""
+def pick(
+    rope: QkRope, batch: DeviceBatch, buffers: DecoderBuffers, product: Tensor | None, query: OneQuery
+) -> DecoderBuffers:
+    """See DecoderLayer.pick. Whatever the batch's attention is, q, k and v are those in buffers.qkv."""
+    if product is not None:
+        qk_norm_rope(product, buffers.positions, rope, buffers.qkv)
     num_seqs = batch.num_seqs
     picked = buffers.picked(min(sequence_bucket(num_seqs), batch.num_tokens))
-    outs = (picked.context[:num_seqs], picked.residual[:num_seqs])
-    pick_rows((buffers.context, buffers.residual), batch.cu_seqlens, which, outs)
+    out = PickedRows(picked.context[:num_seqs], picked.residual[:num_seqs], picked.scratch)
+    one_query_attention(_heads(buffers.qkv, rope), buffers.residual, batch.cu_seqlens, query, out)
     return picked
+
+
+def _heads(qkv: Tensor, rope: QkRope) -> tuple[Tensor, Tensor, Tensor]:
+    """q [T, Hq, D], k and v [T, Hk, D] of qkv [T, (Hq + 2 Hk) D]."""
+    heads = qkv.view(len(qkv), -1, rope.head_dim)
+    q, k, v = torch.split(heads, [rope.num_heads, rope.num_kv_heads, rope.num_kv_heads], dim=1)
+    return q, k, v
 
 
 def weight_keys(config: ModelConfig) -> tuple[WeightKey, ...]:

@@ -14,6 +14,7 @@ from rose.attention.base import AttentionSpec
 from rose.kernels.early import Early, launching
 from rose.kernels.fused import FusedLookup, fused_gemm
 from rose.kernels.norm import RmsNorm, add_rms_norm, rms_normalized
+from rose.kernels.one_query import one_query_scratch
 from rose.kernels.rope import QkRope, qk_norm_rope, rope_table
 from rose.layers.decoder import DecoderLayer
 from rose.layers.fused_decoder import FusedDecoder, LayerWeights
@@ -113,7 +114,10 @@ class DecoderCase:
         widths = (self.hidden, self.qkv, query, 2 * self.inner, self.inner)
         hidden, qkv, context, wide, narrow = (normal(self.device, self.m, width) for width in widths)
         partials = normal(self.device, 8 * min(self.m, 1024) * 2 * self.inner)
-        return DecoderBuffers(self._start.clone(), hidden, positions, qkv, context, wide, narrow, partials)
+        scratch = one_query_scratch(HEAD_DIM, self.device)
+        return DecoderBuffers(
+            self._start.clone(), hidden, positions, qkv, context, wide, narrow, partials, scratch
+        )
 
     def enqueue(self, way: Way, num_layers: int) -> Callable[[], object]:
         """As Case.enqueue: the loop of rose.models.qwen3.

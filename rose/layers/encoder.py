@@ -17,7 +17,7 @@ from rose.kernels.embedding import BertTables
 from rose.kernels.fused import FusedLookup, fused_gemm
 from rose.kernels.gemm import partial_elements
 from rose.kernels.norm import LayerNorm, add_layer_norm
-from rose.kernels.pooling import pick_rows
+from rose.kernels.one_query import PickedRows, one_query_attention, one_query_scratch
 from rose.layers.linear import Linear
 from rose.layers.projection import BiasedProjection, Projection
 from rose.layers.tensors import TensorReader
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rose.config import ModelConfig
     from rose.device_batch import DeviceBatch
     from rose.kernels.gemm import WeightKey
-    from rose.kernels.pooling import Which
+    from rose.kernels.one_query import OneQuery
     from rose.weights import WeightSource
 
 
@@ -37,7 +37,7 @@ class EncoderBuffers:
     """Activations of one forward on a GPU, reused by every layer.
 
     hidden, attended, context, dense: [T, H]. qkv: [T, 3H]. wide: [T, I]. partials: flat, for the partial sums
-    of split-K products. On a CPU all are None.
+    of split-K products. scratch: of attention of one query a sequence. On a CPU all are None.
     """
 
     hidden: Tensor | None = None
@@ -47,6 +47,7 @@ class EncoderBuffers:
     qkv: Tensor | None = None
     wide: Tensor | None = None
     partials: Tensor | None = None
+    scratch: Tensor | None = None
 
     @classmethod
     def allocate(
@@ -60,10 +61,14 @@ class EncoderBuffers:
         widths = (hidden, hidden, hidden, hidden, 3 * hidden, inner)
         rows = (torch.zeros(max_tokens, width, dtype=dtype, device=device) for width in widths)
         partials = max(map(partial_elements, weight_keys(config)))
-        return replace(cls(*rows), partials=torch.zeros(partials, dtype=dtype, device=device))
+        return replace(
+            cls(*rows),
+            partials=torch.zeros(partials, dtype=dtype, device=device),
+            scratch=one_query_scratch(config.head_dim, device),
+        )
 
     def rows(self, num_tokens: int) -> EncoderBuffers:
-        """Views of the first `num_tokens` rows; partials are shared.
+        """Views of the first `num_tokens` rows; partials and scratch are shared.
 
         Raises:
             ValueError: there are fewer.
@@ -72,17 +77,16 @@ class EncoderBuffers:
             raise ValueError(f"batch has {num_tokens} tokens; the buffers hold {len(self.hidden)}")
         if self.hidden is None:
             return self
-        names = (field.name for field in fields(self) if field.name != "partials")
+        names = (field.name for field in fields(self) if field.name not in ("partials", "scratch"))
         return replace(self, **{name: getattr(self, name)[:num_tokens] for name in names})
 
-    def picked(self, context: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-        """Two tensors [R, H], R <= T, like context [T, H]: where q, k and v were, free after attention."""
-        shape = (2, num_rows, context.shape[1])
-        if self.qkv is None:
-            first, second = context.new_zeros(shape)
-        else:
-            first, second = self.qkv.view(-1)[: 2 * num_rows * shape[2]].view(shape)
-        return first, second
+    def picked(self, num_rows: int) -> EncoderBuffers:
+        """Buffers of R <= T rows, one a sequence or more, for the last layer from its attention on.
+
+        hidden and attended change places, so that rows of hidden can be copied while all of them are there.
+        """
+        few = self.rows(num_rows)
+        return replace(few, hidden=few.attended, attended=few.hidden)
 
 
 class DenseAddNorm:
@@ -123,8 +127,8 @@ class DenseAddNorm:
 class EncoderLayer:
     """One layer. qkv: H -> 3H, three projections as one. widen: H -> I, with GELU. num_heads * head_dim = H.
 
-    Called in two steps, `attend` and `mix`, of which the second takes any rows: `pick` gives those that a
-    pooling of single rows needs of the last layer.
+    Called in two steps, `attend` and `mix`. In the last layer of a model that pools single rows `pick` comes
+    in the place of `attend`, and `mix` takes those rows alone.
     """
 
     qkv: BiasedProjection
@@ -140,13 +144,14 @@ class EncoderLayer:
         return attend(qkv, (self.num_heads, self.head_dim), batch, buffers)
 
     def pick(
-        self, rows: tuple[Tensor, Tensor], batch: DeviceBatch, buffers: EncoderBuffers, which: Which
-    ) -> tuple[Tensor, Tensor]:
-        """Context and hidden [R, H] of each sequence's first or last row, of `rows`: both [T, H].
+        self, hidden: Tensor, batch: DeviceBatch, buffers: EncoderBuffers, query: OneQuery
+    ) -> tuple[Tensor, Tensor, EncoderBuffers]:
+        """What `mix` takes of the row of `query` of each sequence: context and hidden [R, H], and buffers.
 
-        S <= R <= T; rows past S hold anything.
+        hidden: [T, H]. S <= R <= T; rows past S hold anything.
         """
-        return pick(rows, batch, buffers, which)
+        qkv = self.qkv(hidden, buffers.qkv, buffers.partials)
+        return pick((qkv, hidden), (self.num_heads, self.head_dim), batch, buffers, query)
 
     def mix(self, context: Tensor, hidden: Tensor, buffers: EncoderBuffers) -> Tensor:
         """The rest of the layer: [R, H] of context and input [R, H]; on a GPU in buffers.hidden (R rows)."""
@@ -166,13 +171,24 @@ def attend(qkv: Tensor, heads: tuple[int, int], batch: DeviceBatch, buffers: Enc
 
 
 def pick(
-    rows: tuple[Tensor, Tensor], batch: DeviceBatch, buffers: EncoderBuffers, which: Which
-) -> tuple[Tensor, Tensor]:
-    """See EncoderLayer.pick."""
-    num_seqs = batch.num_seqs
-    context, hidden = buffers.picked(rows[0], min(sequence_bucket(num_seqs), batch.num_tokens))
-    pick_rows(rows, batch.cu_seqlens, which, (context[:num_seqs], hidden[:num_seqs]))
-    return context, hidden
+    rows: tuple[Tensor, Tensor],
+    heads: tuple[int, int],
+    batch: DeviceBatch,
+    buffers: EncoderBuffers,
+    query: OneQuery,
+) -> tuple[Tensor, Tensor, EncoderBuffers]:
+    """See EncoderLayer.pick. rows: qkv [T, 3H] and hidden [T, H]. heads: as of `attend`."""
+    (qkv, hidden), num_seqs = rows, batch.num_seqs
+    num_rows = min(sequence_bucket(num_seqs), batch.num_tokens)
+    picked = buffers.picked(num_rows)
+    context, few, scratch = picked.context, picked.hidden, picked.scratch
+    if context is None or few is None or scratch is None:
+        context, few = hidden.new_zeros(2, num_rows, hidden.shape[1])
+        scratch = one_query_scratch(heads[1], hidden.device)
+    q, k, v = qkv.view(-1, 3, *heads).unbind(1)
+    out = PickedRows(context[:num_seqs], few[:num_seqs], scratch)
+    one_query_attention((q, k, v), hidden, batch.cu_seqlens, query, out)
+    return context, few, picked
 
 
 def weight_keys(config: ModelConfig) -> tuple[WeightKey, ...]:

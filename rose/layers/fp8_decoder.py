@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rose.device_batch import DeviceBatch
     from rose.kernels.fp8 import Fp8Rows
     from rose.kernels.norm import RmsNorm
-    from rose.kernels.pooling import Which
+    from rose.kernels.one_query import OneQuery
     from rose.kernels.rope import QkRope
     from rose.layers.fp8_linear import Fp8Linear, Fp8Scratch
     from rose.layers.fp8_weights import Fp8Weights
@@ -63,9 +63,11 @@ class Fp8DecoderLayer:
         heads, context = (x.view(len(x), -1, rope.head_dim) for x in (packed, buffers.context))
         attention.forward_fp8(heads, scales, context, batch.cu_seqlens)
 
-    def pick(self, batch: DeviceBatch, buffers: DecoderBuffers, which: Which) -> DecoderBuffers:
-        """See DecoderLayer.pick."""
-        return pick(batch, buffers, which)
+    def pick(
+        self, batch: DeviceBatch, buffers: DecoderBuffers, product: Tensor | None, query: OneQuery
+    ) -> DecoderBuffers:
+        """See DecoderLayer.pick; heads are never in e4m3 there."""
+        return pick(self.rope, batch, buffers, product, query)
 
     def mix(self, rows: DecoderBuffers) -> Tensor:
         """See DecoderLayer.mix."""

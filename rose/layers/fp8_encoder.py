@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rose.config import ModelConfig
     from rose.device_batch import DeviceBatch
-    from rose.kernels.pooling import Which
+    from rose.kernels.one_query import OneQuery
     from rose.layers.encoder import EncoderBuffers, EncoderReader
     from rose.layers.fp8_linear import Fp8Linear, Fp8Scratch
     from rose.layers.fp8_weights import Fp8Weights
@@ -43,14 +43,13 @@ class Fp8EncoderLayer:
 
     def attend(self, hidden: Tensor, batch: DeviceBatch, buffers: EncoderBuffers) -> Tensor:
         """See EncoderLayer.attend."""
-        qkv = _room(buffers.qkv, hidden, 3 * hidden.shape[1])
-        return attend(self.qkv(self._quantized(hidden), qkv), self.heads, batch, buffers)
+        return attend(self._project(hidden, buffers), self.heads, batch, buffers)
 
     def pick(
-        self, rows: tuple[Tensor, Tensor], batch: DeviceBatch, buffers: EncoderBuffers, which: Which
-    ) -> tuple[Tensor, Tensor]:
+        self, hidden: Tensor, batch: DeviceBatch, buffers: EncoderBuffers, query: OneQuery
+    ) -> tuple[Tensor, Tensor, EncoderBuffers]:
         """See EncoderLayer.pick."""
-        return pick(rows, batch, buffers, which)
+        return pick((self._project(hidden, buffers), hidden), self.heads, batch, buffers, query)
 
     def mix(self, context: Tensor, hidden: Tensor, buffers: EncoderBuffers) -> Tensor:
         """See EncoderLayer.mix."""
@@ -64,6 +63,10 @@ class Fp8EncoderLayer:
         out = _room(buffers.hidden, hidden, size)
         add_layer_norm(self.output(gelu, dense), attended.rows, self.output_bias, self.output_norm, out)
         return out
+
+    def _project(self, hidden: Tensor, buffers: EncoderBuffers) -> Tensor:
+        """qkv [T, 3H] of hidden [T, H]."""
+        return self.qkv(self._quantized(hidden), _room(buffers.qkv, hidden, 3 * hidden.shape[1]))
 
     def _quantized(self, x: Tensor) -> Fp8Rows:
         return quantize_rows(x, self.scratch.rows(*x.shape))

@@ -25,6 +25,7 @@ from rose.aot.products import HEAD_DIM, HEAD_EPS, Epilogue, ProductKernel
 from rose.kernels.early import Early, launching
 from rose.kernels.fused import TABLE_PATH, FusedGemm, FusedKey, FusedLookup, load
 from rose.kernels.norm import RmsNorm, add_rms_norm
+from rose.kernels.one_query import one_query_scratch
 from rose.kernels.rope import QkRope, rope_table
 from rose.kernels.tables import in_use, read_choices, say, tuner_parser, write_choices
 from rose.kernels.timing import graph_us
@@ -183,7 +184,7 @@ def _buffers(layer: LayerWeights, m: int) -> DecoderBuffers:
     return DecoderBuffers(
         residual=_random(m, hidden), hidden=_random(m, hidden), positions=positions, qkv=_random(m, qkv),
         context=_random(m, query), wide=_random(m, 2 * inner), narrow=_random(m, inner),
-        partials=_random(8 * 1024 * 2 * inner),
+        partials=_random(8 * 1024 * 2 * inner), scratch=one_query_scratch(HEAD_DIM, "cuda"),
     )  # fmt: skip
 
 

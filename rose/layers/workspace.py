@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from rose.kernels.one_query import one_query_scratch
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -19,7 +21,7 @@ class DecoderBuffers:
 
     residual, hidden: [T, H], the residual stream and a product's input or output. positions: i32[T].
     qkv: [T, (Hq + 2 Hk) D]. context: [T, Hq D]. wide, narrow: [T, 2I] and [T, I], gate with up, and SwiGLU.
-    partials: flat, for the partial sums of split-K products.
+    partials: flat, for the partial sums of split-K products. scratch: from `one_query_scratch`.
     """
 
     residual: Tensor
@@ -30,22 +32,21 @@ class DecoderBuffers:
     wide: Tensor
     narrow: Tensor
     partials: Tensor
+    scratch: Tensor
 
     def rows(self, num_tokens: int) -> DecoderBuffers:
-        """The same for the first `num_tokens` rows; partials are shared."""
-        names = (field.name for field in fields(self) if field.name != "partials")
+        """The same for the first `num_tokens` rows; partials and scratch are shared."""
+        names = (field.name for field in fields(self) if field.name not in ("partials", "scratch"))
         return replace(self, **{name: getattr(self, name)[:num_tokens] for name in names})
 
     def picked(self, num_rows: int) -> DecoderBuffers:
-        """Buffers of R <= T rows, one a sequence or more, for what the last layer does after its attention.
+        """Buffers of R <= T rows, one a sequence or more, for the last layer from its attention on.
 
-        Residual and context lie where this layer's input and q, k and v did, apart from those of all rows, so
-        that they can be copied; hidden lies in the residual stream of all rows, which is free after that.
+        residual and hidden change places: the residual stream's rows are copied to where this layer's input
+        lay, apart from all of them, whose memory is free after that.
         """
-        width = self.context.shape[1]
         few = self.rows(num_rows)
-        context = self.qkv.view(-1)[: num_rows * width].view(num_rows, width)
-        return replace(few, residual=few.hidden, hidden=few.residual, context=context)
+        return replace(few, residual=few.hidden, hidden=few.residual)
 
 
 class Workspace:
@@ -65,6 +66,7 @@ class Workspace:
         query = config.num_heads * config.head_dim
         self._widths = (config.hidden_size, query + 2 * config.num_kv_heads * config.head_dim, query)
         self._inner = config.intermediate_size
+        self._head_dim = config.head_dim
         self._partial_elements = 0 if device.type == "cpu" else partial_elements
         self._max_tokens = max_tokens
         self._place = (dtype, device)
@@ -102,4 +104,5 @@ class Workspace:
             wide=zeros(num_tokens, 2 * self._inner),
             narrow=zeros(num_tokens, self._inner),
             partials=zeros(self._partial_elements),
+            scratch=one_query_scratch(self._head_dim, device),
         )

@@ -14,6 +14,7 @@ from rose.kernels.early import early_for, launching
 from rose.kernels.embedding import embed_bert
 from rose.kernels.fused import gains_early
 from rose.kernels.gemm import fetches_early
+from rose.kernels.one_query import OneQuery
 from rose.layers.compile_ahead import compile_ahead, row_counts
 from rose.layers.encoder import EncoderBuffers, EncoderLayer, EncoderReader, weight_keys
 from rose.layers.encoder_stack import EncoderStack
@@ -61,6 +62,8 @@ class BertModel:
             self._head = SpladeHead(config, weights, self._tables.word)
         else:
             self._head = EmbeddingHead(config, device, TokenHeads.read(config, weights, device))
+        which = self._head.which
+        self._query = None if which is None else OneQuery(which, self.attention_spec.scale)
         self._on_cpu = device.type == "cpu"
         self._buffers = EncoderBuffers()
         if not self._on_cpu:
@@ -91,9 +94,10 @@ class BertModel:
         *earlier, last = self._layers
         for layer in earlier:
             hidden = layer.mix(layer.attend(hidden, batch, buffers), hidden, buffers)
-        context, which = last.attend(hidden, batch, buffers), self._head.which
+        which, query = self._head.which, self._query
         # More sequences than rows are padding; then there is nothing to pick.
-        if which is not None and batch.num_seqs <= batch.num_tokens and not outputs.tokens:
-            context, hidden = last.pick((context, hidden), batch, buffers, which)
-            buffers, which = buffers.rows(len(context)), "only"
-        self._head(last.mix(context, hidden, buffers), batch.bounds, which, outputs)
+        if query is None or batch.num_seqs > batch.num_tokens or outputs.tokens:
+            mixed = last.mix(last.attend(hidden, batch, buffers), hidden, buffers)
+        else:
+            mixed, which = last.mix(*last.pick(hidden, batch, buffers, query)), "only"
+        self._head(mixed, batch.bounds, which, outputs)

@@ -15,6 +15,7 @@ from rose.kernels.embedding import EmbeddedTokens, embed_tokens
 from rose.kernels.fused import fused_gemm, gains_early
 from rose.kernels.gemm import fetches_early, partial_elements
 from rose.kernels.norm import add_rms_norm
+from rose.kernels.one_query import OneQuery
 from rose.kernels.pooling import LastHidden, norm_gather_rows, norm_mean_pool, pool_scratch
 from rose.kernels.rope import rope_table
 from rose.layers.compile_ahead import compile_ahead, row_counts
@@ -51,6 +52,8 @@ class Qwen3Model:
         self.config = config
         in_fp8 = isinstance(weights, Fp8Weights) and config.architecture == "qwen3"
         self.attention_spec = replace(attention_spec(config, dtype, device), fp8=in_fp8)
+        which: Which = "last" if config.pooling == "last" else "first"
+        self._query = OneQuery(which, self.attention_spec.scale, self.attention_spec.causal)
         read = DecoderReader(config, weights, dtype, device)
         cos_sin = rope_table(
             config.head_dim, config.rope_theta, config.max_positions, device, config.rope_scaling
@@ -107,19 +110,14 @@ class Qwen3Model:
                 fused.step(index, rows)
             else:
                 fused.follow(index, layer.mix(rows), rows)
-        last.attend(batch, rows, product)
         # More sequences than rows are padding; then there is nothing to pick.
         if self.config.pooling == "mean" or batch.num_seqs > batch.num_tokens or outputs.tokens:
+            last.attend(batch, rows, product)
             self._pool(batch, rows, last.mix(rows), outputs)
             return
-        picked = last.pick(batch, rows, self._which)
+        picked = last.pick(batch, rows, product, self._query)
         hidden = LastHidden(last.mix(picked), picked.residual, self._norm)
         norm_gather_rows(hidden, batch.cu_seqlens, "only", outputs)
-
-    @property
-    def _which(self) -> Which:
-        """The row of a sequence that is its vector."""
-        return "last" if self.config.pooling == "last" else "first"
 
     def _pool(self, batch: DeviceBatch, rows: DecoderBuffers, mixed: torch.Tensor, outputs: Outputs) -> None:
         """From what the last layer's `mix` returned of all rows."""
@@ -127,7 +125,7 @@ class Qwen3Model:
         if self.config.pooling == "mean":
             norm_mean_pool(hidden, batch.bounds, outputs, self._scratch)
         else:
-            norm_gather_rows(hidden, batch.cu_seqlens, self._which, outputs)
+            norm_gather_rows(hidden, batch.cu_seqlens, self._query.which, outputs)
         self._give_tokens(hidden, rows, outputs)
 
     def _give_tokens(self, last: LastHidden, rows: DecoderBuffers, outputs: Outputs) -> None:

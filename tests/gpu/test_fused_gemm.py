@@ -145,7 +145,7 @@ def buffers(m: int) -> DecoderBuffers:
     positions = torch.randint(0, 512, (m,), dtype=torch.int32, device="cuda")
     return DecoderBuffers(
         random(m, HIDDEN), poisoned(m, HIDDEN), positions, poisoned(m, QKV), random(m, QUERY),
-        poisoned(m, 2 * INNER), poisoned(m, INNER), poisoned(1),
+        poisoned(m, 2 * INNER), poisoned(m, INNER), poisoned(1), poisoned(1),
     )  # fmt: skip
 
 

@@ -181,32 +181,6 @@ def _gather_rows(
     _emit(vector, vectors_ptr, int8_ptr, sequence.to(tl.int64) * HIDDEN + cols, mask, QUANTIZE)
 
 
-@kernel("cu_seqlens_ptr")
-def _pick_rows(
-    first_ptr,
-    second_ptr,
-    cu_seqlens_ptr,
-    first_out_ptr,
-    second_out_ptr,
-    LAST: tl.constexpr,
-    FIRST_WIDTH: tl.constexpr,
-    SECOND_WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    wait_for_inputs(PDL)
-    sequence = tl.program_id(0).to(tl.int64)
-    start = tl.load(cu_seqlens_ptr + sequence)
-    end = tl.load(cu_seqlens_ptr + sequence + 1)
-    row = (end - 1 if LAST else start).to(tl.int64)
-    cols = tl.arange(0, BLOCK)
-    live = start < end
-    first = tl.load(first_ptr + row * FIRST_WIDTH + cols, mask=live & (cols < FIRST_WIDTH), other=0.0)
-    second = tl.load(second_ptr + row * SECOND_WIDTH + cols, mask=live & (cols < SECOND_WIDTH), other=0.0)
-    tl.store(first_out_ptr + sequence * FIRST_WIDTH + cols, first, mask=cols < FIRST_WIDTH)
-    tl.store(second_out_ptr + sequence * SECOND_WIDTH + cols, second, mask=cols < SECOND_WIDTH)
-
-
 @kernel("vectors_ptr", "int8_ptr", "count")
 def _tanh_int8(vectors_ptr, int8_ptr, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
     wait_for_inputs(PDL)
@@ -259,26 +233,6 @@ def tanh_int8(vectors: Tensor, out: Tensor) -> None:
     """See rose.kernels.quantize.tanh_int8."""
     count = vectors.numel()
     launch(_tanh_int8, (ceil_div(count, 1024),), vectors, out, count, BLOCK=1024, num_warps=4)
-
-
-def pick_rows(
-    sources: tuple[Tensor, Tensor], cu_seqlens: Tensor, which: Which, outs: tuple[Tensor, Tensor]
-) -> None:
-    """See rose.kernels.pooling.pick_rows."""
-    widths = [source.shape[1] for source in sources]
-    block = block_of(max(widths))
-    launch(
-        _pick_rows,
-        (len(cu_seqlens) - 1,),
-        *sources,
-        cu_seqlens,
-        *outs,
-        LAST=which == "last",
-        FIRST_WIDTH=widths[0],
-        SECOND_WIDTH=widths[1],
-        BLOCK=block,
-        num_warps=warps_for(block),
-    )
 
 
 def parts_for(num_seqs: int, num_tokens: int, scratch_rows: int) -> int:

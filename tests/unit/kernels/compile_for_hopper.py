@@ -29,9 +29,21 @@ from rose.attention.flat import FlatProductAttention
 from rose.config import ModelConfig, load_config
 from rose.kernels import dispatch, early, gemm
 from rose.kernels import rope as rope_layout
-from rose.kernels.jit import activation, embedding, flat_attention, fp8, gated, norm, pooling, rope, rows
+from rose.kernels.jit import (
+    activation,
+    embedding,
+    flat_attention,
+    fp8,
+    gated,
+    norm,
+    one_query,
+    pooling,
+    rope,
+    rows,
+)
 from rose.kernels.jit import gemm as gemm_jit
 from rose.kernels.jit.compile import compiling
+from rose.kernels.one_query import SCRATCH_ROWS, SCRATCH_TAIL
 from rose.layers import decoder, encoder, fp8_linear, linear, projection
 from rose.layers.compile_ahead import compile_ahead, row_counts
 from rose.layers.fp8_weights import Fp8Weights
@@ -42,7 +54,7 @@ from rose.weights import DummyWeights, WeightSource
 CPU = torch.device("cpu")
 SPLIT = gemm.GemmPlan(4, 16, 32, 128, 4, 4)
 MAX_TOKENS = 2048
-MODULES = (activation, embedding, flat_attention, fp8, gated, gemm_jit, norm, pooling, rope, rows)
+MODULES = (activation, embedding, flat_attention, fp8, gated, gemm_jit, norm, one_query, pooling, rope, rows)
 
 
 def main(presets: Path, plans: str, part: str) -> None:
@@ -134,7 +146,9 @@ def load(
         ):
             model = bert.BertModel(config, weights, torch.bfloat16, CPU, MAX_TOKENS)
         model._on_cpu = False
-        model._buffers = encoder.EncoderBuffers.allocate(config, MAX_TOKENS, torch.bfloat16, CPU)
+        buffers = encoder.EncoderBuffers.allocate(config, MAX_TOKENS, torch.bfloat16, CPU)
+        scratch = torch.zeros(SCRATCH_ROWS, config.head_dim + SCRATCH_TAIL)
+        model._buffers = replace(buffers, scratch=scratch)
         return model
     model = qwen3.Qwen3Model(config, weights, torch.bfloat16, CPU, MAX_TOKENS)
     model._workspace._partial_elements = max(map(gemm.partial_elements, keys), default=0)

@@ -78,6 +78,17 @@ def test_buffers_are_those_that_were_made(models: tuple[BertModel, BertModel]) -
     assert EncoderBuffers().rows(7) == EncoderBuffers()
 
 
+def test_picked_rows_lie_apart_from_all_rows(models: tuple[BertModel, BertModel]) -> None:
+    """On a GPU programs run in any order: where one writes, another may not still have to read."""
+    rows = models[1]._buffers.rows(40)
+    for num_rows in (1, 40):
+        few = rows.picked(num_rows)
+        names = {"context": "context", "hidden": "attended", "attended": "hidden"}
+        for name, memory in names.items():
+            assert getattr(few, name).data_ptr() == getattr(rows, memory).data_ptr()
+            assert len(getattr(few, name)) == num_rows
+
+
 def test_more_tokens_than_the_buffers_hold_are_refused(models: tuple[BertModel, BertModel]) -> None:
     batch = _padded_batch(models[1], [4], 0)
     longer = replace(batch, input_ids=torch.zeros(MAX_TOKENS + 1, dtype=torch.int32))

@@ -92,7 +92,9 @@ def test_attention_in_fp8_is_near_fp32_and_of_a_sequence_alone(case):
     assert model.attention_spec.fp8
     attention = Fp8Sdpa(model.attention_spec)
     vectors = run(model, sequences, attention=attention).vectors
-    assert attention.calls == config.num_layers
+    assert attention.calls == config.num_layers - (
+        case == "last"
+    )  # whose last layer has one query a sequence
     assert 0.98 <= least_cosine(vectors, reference_vectors(config, weights, sequences)) < 0.999999
     assert least_cosine(vectors, run(model, sequences).vectors) < 0.999999
     alone = torch.cat([run(model, [sequence], attention=attention).vectors for sequence in sequences])

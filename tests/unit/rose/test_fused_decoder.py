@@ -56,6 +56,7 @@ def buffers() -> DecoderBuffers:
         qkv=torch.full((TOKENS, QKV), torch.nan),
         context=torch.randn(TOKENS, QUERY), wide=torch.empty(TOKENS, 2 * INNER),
         narrow=torch.full((TOKENS, INNER), torch.nan), partials=torch.empty(0),
+        scratch=torch.empty(0),
     )  # fmt: skip
 
 

@@ -160,7 +160,7 @@ def test_picked_rows_lie_apart_from_all_rows(state):
     rows = _model(CAUSAL, state)._workspace.rows(40)
     for num_seqs in (1, 40):
         picked = rows.picked(num_seqs)
-        places = [_place(tensor) for tensor in (picked.context, picked.residual, rows.context, rows.residual)]
+        places = [_place(tensor) for tensor in (picked.context, picked.residual, rows.qkv, rows.residual)]
         places.sort()
         assert all(end <= start for (_, end), (start, _) in pairwise(places))
         start, end = _place(picked.hidden)  # first written when all is copied
