@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from rose.kernels.pooling import Which
 
-# Programs that share the keys of sequences: 8 of 4 warps for each of an H200's 132 processors.
-SCRATCH_ROWS = 1024
+# Programs that share the keys of sequences: two of 4 warps for each of an H200's 132 processors are enough.
+SCRATCH_ROWS = 256
 # Behind the values of a program its largest score and its sum; two more keep rows at multiples of 16 bytes.
 SCRATCH_TAIL = 4
 
@@ -51,7 +51,7 @@ class PickedRows:
 
 
 def one_query_scratch(head_dim: int, device: torch.device | str) -> Tensor:
-    """f32[1024, D + 4]: parts of sequences that programs write and others add up; no rows on a CPU."""
+    """f32[256, D + 4]: parts of sequences that programs write and others add up; no rows on a CPU."""
     rows = 0 if torch.device(device).type == "cpu" else SCRATCH_ROWS
     return torch.zeros(rows, head_dim + SCRATCH_TAIL, dtype=torch.float32, device=device)
 

@@ -29,9 +29,9 @@ _TAIL = tl.constexpr(SCRATCH_TAIL)
 # Batches this short are one program a head and sequence: a second launch would cost more.
 _WHOLE_TOKENS = 256
 # Keys that are worth a program of their own, and programs that one sequence is shared by at most.
-_MIN_KEYS, _MAX_SPLITS = 64, 64
+_MIN_KEYS, _MAX_SPLITS = 128, 16
 # Elements of a program's tile of keys, and of values.
-_TILE, _WARPS, _STAGES = 4096, 4, 2
+_TILE, _WARPS, _STAGES = 4096, 4, 3
 
 
 @device_function
