@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -119,15 +118,21 @@ class Connection(RequestHandler):
         """Whether bytes that made no request are of a head; of a new connection aiohttp may not wait yet."""
         return self._request_count == 0 or (self._waiter is not None and not self._waiter.done())
 
-    def finish_response(
+    async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
-    ) -> Coroutine[Any, Any, tuple[web.StreamResponse, bool]]:
+    ) -> tuple[web.StreamResponse, bool]:
         """Send an answer; aiohttp's own errors in our words."""
         if isinstance(resp, web.HTTPException):
             resp = self._strays.translated(request, resp)
         if self._head_begun(request):
             self._start_head_timer()
-        return super().finish_response(request, resp, start_time)
+        seen = self._request_count
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            # aiohttp has parsed by itself what came behind an upgrade that was declined.
+            if self._request_count != seen and self._messages:
+                self._watch_body(*self._messages[-1])
 
     def handle_error(
         self,
@@ -183,7 +188,7 @@ class Connection(RequestHandler):
         if not isinstance(message, _ErrInfo):
             self._body = None if body.is_eof() else body
             return
-        broken, self._body = self._body, None
+        broken, self._body = self._body or self._unwatched_body(), None
         if broken is None or broken.is_eof():
             return
         error = web.RequestPayloadError(message.message)
@@ -192,3 +197,8 @@ class Connection(RequestHandler):
         # A reader that the end of a chunk has just woken finds no bytes and waits again without a look at the
         # error; its turn comes before this one.
         self._loop.call_soon(broken.set_exception, error)
+
+    def _unwatched_body(self) -> StreamReader | None:
+        """Of the last request, while an answer before it waits to be taken: see `finish_response`."""
+        bodies = [body for message, body in self._messages if not isinstance(message, _ErrInfo)]
+        return bodies[-1] if bodies else None

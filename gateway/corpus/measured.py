@@ -18,12 +18,12 @@ class Speed(NamedTuple):
 GPU = "H200"
 # Random weights in the models' shapes, bfloat16, token ids. Source: docs/benchmarks/h200.
 SPEEDS = (
-    Speed("pplx-embed", 1024, 512, 1063),
-    Speed("pplx-embed", 1024, 1024, 485),
-    Speed("pplx-embed", 1024, 4096, 78.64),
-    Speed("bge-m3", 1024, 512, 1588),
-    Speed("bge-m3", 1024, 1024, 727.9),
-    Speed("bge-m3", 1024, 4096, 129),
+    Speed("pplx-embed", 1024, 512, 1088),
+    Speed("pplx-embed", 1024, 1024, 483.1),
+    Speed("pplx-embed", 1024, 4096, 81.46),
+    Speed("bge-m3", 1024, 512, 1626),
+    Speed("bge-m3", 1024, 1024, 746),
+    Speed("bge-m3", 1024, 4096, 134.4),
     Speed("bge-base", 768, 50, 52_687),
 )
 # Bytes of text a second that are read to count lines, of one file, on one core of a Xeon.

@@ -113,7 +113,7 @@ def test_near_fp64(lengths, heads, which):
 
 
 @pytest.mark.parametrize("dtype", MAX_ERROR, ids=str)
-@pytest.mark.parametrize("splits", [1, 2, 16, 32])
+@pytest.mark.parametrize("splits", [1, 2, 8, 16])
 def test_any_split_and_dtype(splits, dtype):
     query, case = OneQuery("first", 0.125), loaded([700, 33], BGE_M3, dtype)
     room = case.out.scratch.new_full((splits * len(case.out.context) * 16, 68), float("nan"))

@@ -187,6 +187,20 @@ async def test_a_body_that_breaks_behind_its_answer_ends_the_connection(
     assert not caplog.records
 
 
+async def test_a_broken_body_behind_a_declined_upgrade_is_told_at_once(server: Served) -> None:
+    """aiohttp itself parses what came in one packet with the request to upgrade."""
+    upgrade = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    async with asyncio.timeout(20):
+        writer.write(upgrade + HEAD)
+        assert (await read_answer(reader)).status == 200
+        writer.write(b"zz\r\nabc\r\n")
+        raw = await read_answer(reader)
+    assert (raw.status, raw.headers["connection"]) == (422, "close")
+    writer.close()
+    await server.assert_works()
+
+
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/embed", "/health"])
 @pytest.mark.parametrize(
     "rest",

@@ -233,7 +233,8 @@ __device__ __forceinline__ void compute(const Stack& stack, const Memory<kTokens
                                                 here(head_token, kMyHeads), H::kQkvWidth);
         if (attends) {
             sync_block();
-            // With nothing but padding it would overtake the others, who still read their sums of the layer before.
+            // With nothing but padding it waits for nothing here. Caution: what else it waits for keeps it from
+            // writing sums that are still to be read, but only by way of other blocks.
             if (layer > 0 && bounds.first >= bounds.last)
                 while (counted(counter(stack.counters, layer - 1, kHiddenPart)) < tokens) {
                 }

@@ -28,6 +28,7 @@ _THREADS = 320
 _MIN_TILE = 32
 _PARTS, _GROUPS, _COUNTER_WORDS = 4, 8, 8
 _MAP_BYTES = 128
+_ALIGNMENT = 8  # of biases and norms, read four numbers at a time
 # Tensor maps in device memory, 14 KB a model, for as long as the process lives: the copy engine may remember
 # one by its address, and must not meet another one there.
 _MAPS: list[Tensor] = []
@@ -41,6 +42,9 @@ class StackKernels:
     words of 32 bits): the kernel waits for them by looking at them: all ones before a launch and after it.
 
     A launch uses this object's memory: launches follow one another.
+
+    Raises:
+        ValueError: an address is no multiple of 8 bytes.
     """
 
     def __init__(
@@ -52,6 +56,8 @@ class StackKernels:
         looked_at: Mapping[str, int],
         device: torch.device,
     ) -> None:
+        if any(address % _ALIGNMENT for one in addresses for address in one):
+            raise ValueError(f"what a layer reads must lie at multiples of {_ALIGNMENT} bytes")
         self.library = library
         self._name = name
         maps = [library.tensor_map(*view) for view in views]

@@ -185,10 +185,16 @@ def one_query_attention(
     out: PickedRows,
     plan: OneQueryPlan | None = None,
 ) -> None:
-    """See rose.kernels.one_query.one_query_attention. plan: in place of `plan_for`'s."""
+    """See rose.kernels.one_query.one_query_attention. plan: in place of `plan_for`'s.
+
+    Raises:
+        ValueError: the plan has more splits than are added up.
+    """
     num_tokens, num_heads, head_dim = qkv[0].shape
     num_rows = (len(cu_seqlens) - 1) * num_heads
     plan = plan or plan_for(num_tokens, num_rows, head_dim, len(out.scratch))
+    if plan.splits > _MAX_SPLITS:
+        raise ValueError(f"{plan.splits} splits; at most {_MAX_SPLITS} are added up")
     _launch_splits(qkv, hidden, cu_seqlens, query, out, plan)
     if plan.splits == 1:
         return

@@ -188,3 +188,9 @@ def test_splits_fit_the_scratch(num_seqs):
 def test_scratch_is_for_devices():
     assert one_query.one_query_scratch(64, "cpu").shape == (0, 68)
     assert one_query.one_query_scratch(64, "meta").shape == (one_query.SCRATCH_ROWS, 68)
+
+
+def test_more_splits_than_are_added_up_are_refused():
+    case, query = Case([40]), OneQuery("first", 0.25)
+    with pytest.raises(ValueError, match="32 splits; at most 16"):
+        case.by_triton(query, OneQueryPlan(32, 8))

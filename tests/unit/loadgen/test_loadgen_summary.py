@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -94,6 +95,12 @@ def test_a_busy_client_is_warned_about() -> None:
     assert found.client_cpu == pytest.approx([0.9, 0.1])
     assert [warning for warning in found.warnings if "90% of a core" in warning]
     assert summarise(run_of(recording([(11, 11, 12)], beats=idle))).warnings == []
+
+
+def test_a_client_that_polls_is_meant_to_be_busy() -> None:
+    busy = tuple(Beat(float(at), at * 1.0, at, 0) for at in range(5, 25))
+    run = run_of(recording([(11, 11, 12)], beats=busy))
+    assert summarise(replace(run, stream=replace(run.stream, polls=True))).warnings == []
 
 
 def test_client_cpu_is_of_the_window() -> None:
