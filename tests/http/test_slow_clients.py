@@ -122,7 +122,9 @@ FIRST = {
 async def test_a_head_that_begins_before_the_answer_to_the_request_before_is_408_too(
     first: bytes, when: str
 ) -> None:
-    async with impatient(head_s=0.2) as server:
+    # Where the first head is cut a machine that stands still between its pieces must not end its time.
+    in_head = first == FIRST["no body"] and when == "behind the end of it"
+    async with impatient(head_s=2.0 if in_head else 0.2) as server:
         server.engine._service_s = 0.03
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         if when == "with it":
