@@ -204,14 +204,10 @@ __device__ __forceinline__ void run(const CUtensorMap* hidden, const CUtensorMap
                                     const CUtensorMap* narrow, const Stack& stack) {
     extern __shared__ __align__(1024) uint8_t memory[];
     const Memory<kTokens> shared{shared_address(memory)};
-    shared.start();
-    const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
-    if (warp < kWarps)
-        compute<kTokens>(stack, shared);
-    else if (threadIdx.x == kComputing)
-        request_weights<kTokens>(stack, shared.weights(), shared.quiet());
-    else if (threadIdx.x == kComputing + 32)
-        request_all_rows<kTokens>(stack, shared, hidden, few, context, narrow);
+    divide_work(
+        shared, [&] { compute<kTokens>(stack, shared); },
+        [&] { request_weights<kTokens>(stack, shared.weights(), shared.quiet()); },
+        [&] { request_all_rows<kTokens>(stack, shared, hidden, few, context, narrow); });
 }
 
 }  // namespace

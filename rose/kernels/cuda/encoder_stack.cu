@@ -124,7 +124,7 @@ __device__ __forceinline__ void add_bias(float2 bias, float (&sums)[kMine / 2]) 
     }
 }
 
-// A product's columns of 64 of this warpgroup's tokens at most, to `out` [first token of it, first column].
+// 64 columns of a product, of this warpgroup's `here` tokens, with their biases. out: the first token's row.
 template <int kMine, bool kGelu>
 __device__ __forceinline__ void multiply_and_store(const __nv_bfloat16* biases, int tile, Products& products,
                                                    uint32_t stage, __nv_bfloat16* out, int here, int width) {
@@ -271,16 +271,11 @@ __device__ __forceinline__ void run(const CUtensorMap* heads, const CUtensorMap*
                                     const CUtensorMap* narrow, const Stack& stack) {
     extern __shared__ __align__(1024) uint8_t memory[];
     const Memory<kTokens> shared{shared_address(memory)};
-    shared.start();
-    const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
-    if (warp < kWarps)
-        compute<kTokens>(stack, shared);
-    else if (threadIdx.x == kComputing)
-        request_weights<kTokens>(stack, shared.weights(), shared.quiet());
-    else if (threadIdx.x == kComputing + 32) {
-        const CUtensorMap* hidden[2] = {heads, wide};
-        request_all_rows<kTokens>(stack, shared, hidden, context, narrow);
-    }
+    const CUtensorMap* hidden[2] = {heads, wide};
+    divide_work(
+        shared, [&] { compute<kTokens>(stack, shared); },
+        [&] { request_weights<kTokens>(stack, shared.weights(), shared.quiet()); },
+        [&] { request_all_rows<kTokens>(stack, shared, hidden, context, narrow); });
 }
 
 }  // namespace

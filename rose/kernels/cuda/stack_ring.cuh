@@ -168,4 +168,18 @@ __device__ __forceinline__ void take_partials(__nv_bfloat16* from, int stride, f
     }
 }
 
+// A block's work by its threads: warps that compute, one thread that asks for weights, one for rows.
+template <class Memory, class Compute, class Weights, class Rows>
+__device__ __forceinline__ void divide_work(const Memory& shared, Compute compute, Weights ask_for_weights,
+                                            Rows ask_for_rows) {
+    shared.start();
+    const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
+    if (warp < kWarps)
+        compute();
+    else if (threadIdx.x == kComputing)
+        ask_for_weights();
+    else if (threadIdx.x == kComputing + 32)
+        ask_for_rows();
+}
+
 }  // namespace
