@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from rose.attention.sdpa import SdpaAttention
 from rose.kernels.early import Early
 from rose.kernels.fused import TABLE_PATH, read_table
 from rose.layers import decoder_case, encoder_case, layer_case, layer_table, projection, tune_layers
+from rose.layers.decoder_case import DecoderCase
 from rose.layers.layer_case import Case, Places, Sequences, Way
 from tests.unit.kernels.fused_fake import fake_gemm
 
@@ -67,6 +69,18 @@ def test_every_way_is_close_to_fp32(model: str, batch: Sequences) -> None:
             assert case.error(way) < 1.2 * rounding, way
 
 
+@pytest.mark.parametrize("model", [*tune_layers.CASES])
+def test_every_run_starts_from_the_same_rows(model: str) -> None:
+    with torch.inference_mode():
+        case = tune_layers.CASES[model](BATCH, torch.device("cpu"))
+        rows = case.rows.residual if isinstance(case, DecoderCase) else case.buffers.hidden
+        run = case.enqueue(case.base, 2)
+        run()
+        first = rows.clone()
+        run()
+        assert torch.equal(rows, first)
+
+
 class Counted:
     """A case in which a way takes a µs for every choice that is not the last at its place."""
 
@@ -105,6 +119,23 @@ def test_the_best_of_each_mode_is_found(monkeypatch: pytest.MonkeyPatch) -> None
     assert isinstance(measured, list)
     assert measured[0] == {"us": 1.0, "error": 0.01, **best}
     assert [one["left"] for one in measured if one["us"] == float("inf")].count("wrong") > 0
+
+
+@pytest.mark.parametrize(("rows", "held"), [(2047, []), (2048, [(2500, 2)])])
+def test_many_rows_are_timed_while_they_are_held(
+    rows: int, held: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def graph_us(enqueue: Callable[[], object], *times: int) -> float:
+        asked.append(times)
+        return 100.0
+
+    monkeypatch.setattr(tune_layers, "graph_us", graph_us)
+    case = Counted()
+    case.m = rows
+    tune_layers.Search(case, math.inf).measure(case.base)
+    assert asked == [(4, 3), *held]
 
 
 def test_nothing_is_timed_past_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
