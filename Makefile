@@ -150,7 +150,7 @@ test-long: $(VENV)/.installed-test
 
 # 20 runs of the suite, each in another order; the first that fails ends it, and its seed is on its first line.
 test-shuffled: $(VENV)/.installed-test
-	@for run in $$(seq 20); do $(BIN)/python -m pytest -p randomly -p "no:cacheprovider" -q || exit 1; done
+	@for run in $$(seq 20); do echo "run $$run of 20"; $(MAKE) --no-print-directory unit || exit 1; done
 
 # SOAK_S seconds of a scripted engine and of MiniLM each, at 70 % of the full load. Nothing may grow or slow.
 soak: $(VENV)/.installed-test
