@@ -80,14 +80,14 @@ class GraphEngine:
         return self._info
 
     @property
-    def capture_allowed(self) -> bool:
-        """Whether lazy captures may happen now; a scheduler may forbid them while many requests wait."""
-        return self._runner.capture_allowed
+    def capture_freely(self) -> bool:
+        """Whether lazy captures take what time they need; a scheduler says no while many requests wait."""
+        return self._runner.capture_freely
 
-    @capture_allowed.setter
-    def capture_allowed(self, allowed: bool) -> None:
-        """Allow lazy captures, or put them off."""
-        self._runner.capture_allowed = allowed
+    @capture_freely.setter
+    def capture_freely(self, freely: bool) -> None:
+        """Let lazy captures take their time, or a share of it."""
+        self._runner.capture_freely = freely
 
     def step(self, batch: RaggedBatch) -> LazyTensor[BatchResult]:
         """See `rose.batch.Engine`. Some 50 µs when the shape's graph is there.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 # When the cache is full, a shape must be hit this often before it may push out another. Without this, a cycle
 # of one shape more than fits would capture (some 30 ms each) at every other step and never replay.
 ADMIT_HITS = 8
+# Of the time, for captures while many wait.
+HURRIED_SHARE = 0.2
 
 Work = TypeVar("Work")
 WorkContra = TypeVar("WorkContra", contravariant=True)
@@ -134,13 +137,15 @@ class Entry:
 class GraphRunner(Generic[Work]):
     """The state of every shape, and the bounded set of graphs, least recently used out first.
 
-    capture_allowed: set False to put captures off (each stalls the caller some 30 ms).
+    capture_freely: set False while many wait: each capture stalls the caller some 30 ms, and then no more
+        than HURRIED_SHARE of the time goes to them. None at all would be worse: what is launched kernel by
+        kernel takes several times as long, so that many would wait for ever.
     """
 
     def __init__(
         self, device: GraphDevice[Work], limits: GraphLimits, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self.capture_allowed = True
+        self.capture_freely = True
         self._device = device
         self._limits = limits
         self._clock = clock
@@ -148,6 +153,7 @@ class GraphRunner(Generic[Work]):
         self._captured: list[Entry] = []
         self._replays = 0
         self._bytes = 0
+        self._hurried_from_s = -math.inf  # when there may be a capture although many wait
 
     def entry(self, key: GraphKey) -> Entry:
         """That of this shape, for `run`; always the same."""
@@ -227,7 +233,9 @@ class GraphRunner(Generic[Work]):
         return entry.capturable and limits.mode != "off" and entry.key.num_tokens <= limits.max_tokens
 
     def _may_capture(self, entry: Entry) -> bool:
-        if not (entry.misses and self.capture_allowed and self._worth_capturing(entry)):
+        if not (entry.misses and self._worth_capturing(entry)):
+            return False
+        if not (self.capture_freely or self._clock() >= self._hurried_from_s):
             return False
         full = len(self._captured) >= self._limits.max_graphs or self._bytes >= self._limits.max_bytes
         return not full or entry.misses >= ADMIT_HITS
@@ -243,7 +251,9 @@ class GraphRunner(Generic[Work]):
             entry.capturable = False
             log.warning("%s runs eagerly from now on: %s", entry.key, error)
             return False
-        entry.capture_s = self._clock() - started
+        ended = self._clock()
+        entry.capture_s = ended - started
+        self._hurried_from_s = ended + entry.capture_s * (1 / HURRIED_SHARE - 1)
         if graph.nbytes > self._limits.max_bytes:
             entry.capturable = False
             log.warning("%s runs eagerly: its graph takes %d bytes", entry.key, graph.nbytes)

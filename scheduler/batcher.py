@@ -35,9 +35,9 @@ _EXPIRY_PAUSE_S = 2e-6
 
 @runtime_checkable
 class CapturingEngine(Protocol):
-    """An engine that may stall the loop to capture a graph; told when that would delay much waiting work."""
+    """An engine that may stall the loop to capture a graph; told whether that would delay little."""
 
-    capture_allowed: bool
+    capture_freely: bool
 
 
 class Batcher:
@@ -232,7 +232,7 @@ class Batcher:
         if not sequences:
             return
         if self._capturing is not None:
-            self._capturing.capture_allowed = not self._pacer.full(self._queue)
+            self._capturing.capture_freely = not self._pacer.full(self._queue)
         for sequence in sequences:
             if sequence.job.launched_s is None:
                 sequence.job.launched_s, sequence.job.batch_seqs = now_s, len(sequences)

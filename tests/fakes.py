@@ -114,7 +114,7 @@ class FakeEngine:
 
     service_s: seconds a step takes, or a function of the batch, on the running loop's timers (virtual time
         works); 0.0 finishes inside `step`; None finishes nothing until `finish` is called.
-    capture_allowed: as the real engine's; `captures` keeps what it was at each step.
+    capture_freely: as the real engine's; `captures` keeps what it was at each step.
     oom_above_seqs: steps of more sequences end in OutOfMemoryError.
     batches: every batch that was launched, in order. in_flight_at_launch: how many ran or waited before it.
     """
@@ -129,7 +129,7 @@ class FakeEngine:
         self._info = info if info is not None else fake_info()
         self._service_s = service_s
         self.oom_above_seqs = oom_above_seqs
-        self.capture_allowed = True
+        self.capture_freely = True
         self.captures: list[bool] = []
         self.batches: list[RaggedBatch] = []
         self.closed = False
@@ -188,7 +188,7 @@ class FakeEngine:
             raise self._launch_errors.popleft()
         lazy = FakeLazyTensor(batch)
         self.batches.append(batch)
-        self.captures.append(self.capture_allowed)
+        self.captures.append(self.capture_freely)
         self.in_flight_at_launch.append(len(self.running))
         self.running.append(lazy)
         if self._hangs:

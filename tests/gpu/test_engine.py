@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -145,10 +146,8 @@ def test_alone_is_packed(loaded: Loaded) -> None:
 
 def test_eager_is_the_first_and_the_hundredth_replay(loaded: Loaded) -> None:
     sequences = loaded.sequences([100, 37, 300, 1], seed=3)
-    eager_engine = loaded.engine
-    eager_engine.capture_allowed = False
-    eager = loaded.run(sequences).vectors.copy()
-    eager_engine.capture_allowed = True
+    with patch.object(loaded.engine._runner, "_may_capture", return_value=False):
+        eager = loaded.run(sequences).vectors.copy()
     before = counts(loaded.engine)["replayed"]
     replays = [loaded.run(sequences).vectors.copy() for _ in range(102)]
     assert counts(loaded.engine)["replayed"] - before >= 100

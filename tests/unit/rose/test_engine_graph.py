@@ -300,15 +300,19 @@ def test_a_capture_that_fails_still_answers(simulation: Simulation, engine: Grap
     assert simulation.captured == []
 
 
-def test_capture_can_be_forbidden_for_a_while(simulation: Simulation, engine: GraphEngine) -> None:
-    assert engine.capture_allowed
-    engine.capture_allowed = False
-    for _ in range(3):
-        engine.step(batch_of([1])).result()
-    assert simulation.captured == []
-    engine.capture_allowed = True
-    engine.step(batch_of([1])).result()
+def test_while_many_wait_captures_are_few(
+    simulation: Simulation, engine: GraphEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rose.graph_runner.HURRIED_SHARE", 1e-9)
+    assert engine.capture_freely
+    engine.capture_freely = False
+    few, more = batch_of([1]), batch_of([1] * 20)
+    for batch in (few, few, more, more, more):
+        engine.step(batch).result()
     assert simulation.captured == [GraphKey(16, 1, "sim")]
+    engine.capture_freely = True
+    engine.step(more).result()
+    assert simulation.captured == [GraphKey(16, 1, "sim"), GraphKey(32, 1, "sim")]
 
 
 def test_capture_all_leaves_nothing_to_capture(simulation: Simulation) -> None:

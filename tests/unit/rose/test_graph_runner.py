@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from rose.graph_runner import (
     ADMIT_HITS,
+    HURRIED_SHARE,
     CaptureError,
     Execution,
     GraphKey,
@@ -48,6 +49,7 @@ class FakeDevice:
         self.ran: list[tuple[GraphKey, int]] = []
         self.graphs: list[RecordedGraph] = []
         self.captures = 0
+        self.now_s, self.capture_s = 0.0, 0.0
         self.nbytes = 10
         self.fails: Exception | None = None
         self.uncapturable = "none"
@@ -58,6 +60,7 @@ class FakeDevice:
 
     def capture(self, key: GraphKey, work: int) -> RecordedGraph:
         self.captures += 1
+        self.now_s += self.capture_s
         if self.fails is not None:
             raise self.fails
         graph = RecordedGraph(self, key, self.nbytes)
@@ -122,12 +125,21 @@ def test_an_error_of_the_device_is_passed_on(device: FakeDevice) -> None:
         runner.run(runner.entry(key_of(64)), device.staged)
 
 
-def test_captures_can_be_put_off(device: FakeDevice) -> None:
-    runner = GraphRunner(device, LIMITS)
-    runner.capture_allowed = False
-    assert hit(runner, device, *[key_of(64)] * 3) == [COLD, EAGER, EAGER]
-    runner.capture_allowed = True
-    assert hit(runner, device, *[key_of(64)] * 2) == [CAPTURED, REPLAYED]
+def test_while_many_wait_captures_take_a_share_of_the_time(device: FakeDevice) -> None:
+    """Never captured, a full queue would stay full: small steps take four times as long without a graph."""
+    device.capture_s = 1.0
+    runner = GraphRunner(device, LIMITS, clock=lambda: device.now_s)
+    runner.capture_freely = False
+    assert hit(runner, device, *[key_of(64)] * 3) == [COLD, CAPTURED, REPLAYED]
+    for _ in range(8):
+        device.now_s += 0.49
+        assert hit(runner, device, key_of(128)) != [CAPTURED]
+    device.now_s += 0.49
+    assert device.now_s - 1.0 >= 1.0 / HURRIED_SHARE - 1.0
+    assert hit(runner, device, *[key_of(128)] * 2) == [CAPTURED, REPLAYED]
+    assert hit(runner, device, *[key_of(192)] * 3) == [COLD, EAGER, EAGER]
+    runner.capture_freely = True
+    assert hit(runner, device, *[key_of(192)] * 2) == [CAPTURED, REPLAYED]
 
 
 def test_the_least_recently_used_graph_makes_room_for_a_shape_that_proved_itself(device: FakeDevice) -> None:
@@ -237,9 +249,9 @@ class AnyHistory(RuleBasedStateMachine):
     def change_the_size_of_graphs(self, nbytes: int) -> None:
         self.device.nbytes = nbytes
 
-    @rule(allowed=st.booleans())
-    def allow_or_put_off(self, allowed: bool) -> None:
-        self.runner.capture_allowed = allowed
+    @rule(freely=st.booleans())
+    def take_time_or_a_share(self, freely: bool) -> None:
+        self.runner.capture_freely = freely
 
     @invariant()
     def bounded(self) -> None:

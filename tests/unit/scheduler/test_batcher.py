@@ -272,7 +272,7 @@ def test_a_deadline_does_not_end_what_already_runs() -> None:
     run_virtual(scenario())
 
 
-def test_capture_is_allowed_only_while_little_waits() -> None:
+def test_captures_take_their_time_only_while_little_waits() -> None:
     async def scenario() -> None:
         engine = FakeEngine(service_s=STEP_S)
         async with batching(engine, **KNOWN) as batcher:
@@ -294,7 +294,7 @@ def test_an_engine_without_capture_is_left_alone() -> None:
         engine = Plain()
         async with batching(engine) as batcher:
             assert_answers(await batcher.run([sequence(3)]), [sequence(3)])
-        assert not hasattr(engine, "capture_allowed")
+        assert not hasattr(engine, "capture_freely")
 
     run_virtual(scenario())
 
