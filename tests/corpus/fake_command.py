@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from functools import partial
 
 from gateway.corpus import command, flags
 from gateway.corpus.options import LoadedModel, ModelSource
+from gateway.process import leave
 from scheduler.options import SchedulerOptions
 from tests.corpus.jobs import TOKENIZER
 from tests.fakes import FakeEngine, fake_info
@@ -36,4 +36,4 @@ def main() -> int:
 if __name__ == "__main__":
     from tests.corpus import fake_command  # not as __main__, which an actor could not import
 
-    sys.exit(fake_command.main())
+    leave(fake_command.main())
