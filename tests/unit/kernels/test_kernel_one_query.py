@@ -125,8 +125,8 @@ def test_any_heads(heads, dtype, monkeypatch):
     case.check(case.plain(LAST), LAST)
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=5), st.sampled_from([1, 2, 8]))
+@settings(max_examples=10, deadline=None)  # Triton's interpreter takes 0.1 s a launch
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=4), st.sampled_from([1, 2, 8]))
 def test_same_bits_alone_beside_others_and_again(lengths, splits):
     case, plan = Case(lengths), OneQueryPlan(splits, 8)
     together = case.by_triton(FIRST, plan)
