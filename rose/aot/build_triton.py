@@ -11,7 +11,7 @@ import argparse
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from rose.attention import policy
 from rose.config import ModelConfig, load_config
 from rose.engine_options import DEFAULT_BATCH_TOKENS
 from rose.kernels import early, fused, gemm
+from rose.kernels.cuda.decoder_wide import WIDE
 from rose.kernels.jit import prebuilt
 from rose.layers import decoder_stack, encoder_stack
 from rose.layers.compile_ahead import compile_ahead, row_counts
@@ -42,6 +43,7 @@ from rose.models.registry import build_model
 if TYPE_CHECKING:
     from rose.attention.base import AttentionSpec
     from rose.device_batch import DeviceBatch
+    from rose.kernels.cuda.cubin import CudaSource
     from rose.kernels.cuda.library import CudaLibrary
     from rose.layers.decoder import DecoderLayer
     from rose.layers.encoder import EncoderBuffers, EncoderLayer
@@ -89,10 +91,17 @@ class IdleDecoder(DecoderStack):
 
     @classmethod
     def of(
-        cls, layers: Sequence[DecoderLayer], spec: AttentionSpec, library: CudaLibrary | None = None
+        cls,
+        layers: Sequence[DecoderLayer],
+        spec: AttentionSpec,
+        library_of: Callable[[CudaSource], CudaLibrary | None] | None = None,
     ) -> DecoderStack | None:
-        """See DecoderStack.of; as if the kernel was built."""
+        """See DecoderStack.of; as if the kernels were built."""
         return cls() if decoder_stack.fits(layers, spec) else None
+
+    def takes(self, num_tokens: int) -> bool:
+        """See DecoderStack.takes."""
+        return num_tokens <= WIDE.max_tokens
 
     def __call__(self, batch: DeviceBatch, rows: DecoderBuffers) -> torch.Tensor:
         """See DecoderStack."""

@@ -1,20 +1,24 @@
-"""All layers of a small Qwen3 in one kernel, for batches of few tokens; see decoder_stack.cu."""
+"""All layers of a small Qwen3 in one kernel, for batches of few tokens.
+
+See decoder_stack.cu and decoder_wide.cu.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 
 from rose.kernels.cuda import decoder_stack, stack
-from rose.kernels.cuda.cubin import DECODER_STACK
 from rose.kernels.cuda.decoder_stack import DecoderKernels, DecoderRows, DecoderWeights
+from rose.kernels.cuda.decoder_wide import WideDecoderKernels
 
 if TYPE_CHECKING:
     from rose.attention.base import AttentionSpec
     from rose.device_batch import DeviceBatch
+    from rose.kernels.cuda.cubin import CudaSource
     from rose.kernels.cuda.library import CudaLibrary
     from rose.layers.decoder import DecoderLayer
     from rose.layers.workspace import DecoderBuffers
@@ -23,37 +27,43 @@ if TYPE_CHECKING:
 class DecoderStack:
     """The layers of one model: one launch for the 223 that a launch a kernel takes at 1x128 on an H200."""
 
-    def __init__(self, kernels: DecoderKernels) -> None:
+    def __init__(self, kernels: Sequence[DecoderKernels]) -> None:
+        """kernels: at least one; a batch takes the first that has room for it."""
         self._kernels = kernels
 
     @classmethod
     def of(
-        cls, layers: Sequence[DecoderLayer], spec: AttentionSpec, library: CudaLibrary | None = None
+        cls,
+        layers: Sequence[DecoderLayer],
+        spec: AttentionSpec,
+        library_of: Callable[[CudaSource], CudaLibrary | None] | None = None,
     ) -> DecoderStack | None:
-        """None if the kernel is not built for this device, or not compiled for layers of this shape.
+        """None if no kernel is built for this device, or none compiled for layers of this shape.
 
-        library: the compiled kernel, if not that of torch's current device.
+        library_of: the compiled kernels of a source, if not those of torch's current device.
         """
-        if library is None and spec.device.type == "cuda":
-            library = stack.stack_library(DECODER_STACK)
-        if library is None or not fits(layers, spec):
+        if library_of is None and spec.device.type == "cuda":
+            library_of = stack.stack_library
+        if library_of is None or not fits(layers, spec):
             return None
         rope = layers[0].rope
         weights = [_weights(layer, after) for layer, after in pairwise([*layers, layers[0]])]
-        kernels = DecoderKernels(
-            library, weights, rope.cos_sin, eps=rope.eps, scale=spec.scale, causal=spec.causal
-        )
-        return cls(kernels)
+        kernels = [
+            kind(library, weights, rope.cos_sin, eps=rope.eps, scale=spec.scale, causal=spec.causal)
+            for kind in (DecoderKernels, WideDecoderKernels)
+            if (library := library_of(kind.source)) is not None
+        ]
+        return cls(kernels) if kernels else None
 
-    @staticmethod
-    def takes(num_tokens: int) -> bool:
-        """Whether the kernel has room for so many rows."""
-        return num_tokens <= stack.MAX_TOKENS
+    def takes(self, num_tokens: int) -> bool:
+        """Whether a kernel has room for so many rows."""
+        return num_tokens <= self._kernels[-1].shape.max_tokens
 
     def __call__(self, batch: DeviceBatch, rows: DecoderBuffers) -> torch.Tensor:
         """From embeddings in rows.residual [T, H], normed in rows.hidden [T, H], through all layers.
 
-        bf16, T <= 128. Returns what is still to be added to rows.residual, as DecoderLayer.mix does.
+        bf16, T as `takes` says. Returns what is still to be added to rows.residual, as DecoderLayer.mix
+        does.
 
         Raises:
             CudaError: the driver refused the launch.
@@ -66,7 +76,9 @@ class DecoderStack:
             positions=rows.positions,
             offsets=batch.cu_seqlens,
         )
-        self._kernels.launch(given, torch.cuda.current_stream().cuda_stream)
+        num_tokens = len(rows.hidden)
+        kernels = next(one for one in self._kernels if num_tokens <= one.shape.max_tokens)
+        kernels.launch(given, torch.cuda.current_stream().cuda_stream)
         return rows.hidden
 
 

@@ -44,7 +44,7 @@ class EncoderStack:
     @staticmethod
     def takes(num_tokens: int) -> bool:
         """Whether the kernel has room for so many rows."""
-        return num_tokens <= stack.MAX_TOKENS
+        return num_tokens <= stack.NARROW.max_tokens
 
     def __call__(self, batch: DeviceBatch, hidden: Tensor, buffers: EncoderBuffers) -> None:
         """hidden [T, H], embeddings, through all layers in place; bf16, T <= 128. buffers: for T rows.

@@ -13,6 +13,7 @@ from rose.attention.backends import load_backends
 from rose.config import load_config
 from rose.kernels.cuda.cubin import DECODER_STACK, ENCODER_STACK
 from rose.kernels.cuda.stack import stack_library
+from rose.layers.decoder_stack import DecoderStack
 from rose.models.bert import BertModel
 from rose.models.qwen3 import Qwen3Model
 from rose.models.registry import build_model
@@ -47,6 +48,26 @@ BATCHES = [
     ([5, 3, 40, 60, 1, 7], 128),
     ([1] * 100, 112),
     ([1] * 128, 128),
+    # Tiles of 64 and of 128 tokens, one to four; queries in groups of 64, keys in tiles of as many tokens.
+    ([129], 129),
+    ([1], 192),
+    ([180, 11], 192),
+    ([255], 256),
+    ([256], 256),
+    ([64] * 4, 256),
+    ([63, 65, 1, 100], 256),
+    ([1] * 200, 256),
+    ([257], 257),
+    ([2], 320),
+    ([300, 20], 320),
+    ([5, 3, 200, 60, 1, 7], 300),
+    ([384], 384),
+    ([129, 256], 448),
+    ([511], 511),
+    ([512], 512),
+    ([16] * 32, 512),
+    ([63, 65, 127, 1, 256], 512),
+    ([1] * 512, 512),
 ]
 
 
@@ -70,6 +91,14 @@ def _stacked(loaded: LoadedModel) -> Qwen3Model | BertModel:
     return loaded.model
 
 
+def _all_in_one(loaded: LoadedModel, rows: int) -> None:
+    """Skip what this model's kernels have no room for."""
+    stack = _stacked(loaded)._stack
+    assert stack is not None
+    if not stack.takes(rows):
+        pytest.skip("a launch a kernel")
+
+
 def _words(loaded: LoadedModel) -> torch.Tensor:
     model = _stacked(loaded)
     return model._table if isinstance(model, Qwen3Model) else model._tables.word
@@ -86,6 +115,7 @@ def _unstacked(loaded: LoadedModel, sequences: list[np.ndarray], rows: int) -> t
 
 @pytest.mark.parametrize(("lengths", "rows"), BATCHES)
 def test_as_near_fp32_as_a_launch_a_kernel(loaded: LoadedModel, lengths: list[int], rows: int) -> None:
+    _all_in_one(loaded, rows)
     sequences = loaded.sequences(lengths)
     expected = reference_vectors(loaded.config, loaded.weights, sequences, device="cuda")
     cosine = least_cosine(loaded.forward(sequences, rows).vectors[:-1], expected)
@@ -96,6 +126,7 @@ def test_as_near_fp32_as_a_launch_a_kernel(loaded: LoadedModel, lengths: list[in
 @pytest.mark.parametrize(("lengths", "rows"), BATCHES)
 def test_every_run_gives_the_same_bits(loaded: LoadedModel, lengths: list[int], rows: int) -> None:
     """Blocks run at other paces each time; what one reads too early or too late would show."""
+    _all_in_one(loaded, rows)
     sequences = loaded.sequences(lengths)
     expected = loaded.forward(sequences, rows).vectors
     other = loaded.sequences([rows // 2, rows // 3], seed=1)
@@ -108,33 +139,49 @@ def test_every_run_gives_the_same_bits(loaded: LoadedModel, lengths: list[int], 
 def test_all_that_is_waited_for_is_nothing_afterwards(loaded: LoadedModel) -> None:
     stack = _stacked(loaded)._stack
     assert stack is not None
-    memory = stack._kernels.kernels.memory
-    looked_at = [name for name in ("qkv", "partials", "squares") if name in memory]
+    kernels = stack._kernels if isinstance(stack, DecoderStack) else [stack._kernels]
+    looked_at = [
+        (name, one.kernels.memory[name])
+        for one in kernels
+        for name in ("qkv", "partials", "squares")
+        if name in one.kernels.memory
+    ]
     for lengths, rows in BATCHES:
-        loaded.forward(loaded.sequences(lengths), rows)
-        for name in looked_at:
-            assert (memory[name] == -1).all(), (name, lengths)
+        if stack.takes(rows):
+            loaded.forward(loaded.sequences(lengths), rows)
+        for name, memory in looked_at:
+            assert (memory == -1).all(), (name, lengths)
 
 
-def test_padding_changes_no_bit(loaded: LoadedModel) -> None:
-    sequences = loaded.sequences([20, 21])
-    first, second = (loaded.forward(sequences, 128, filler).vectors for filler in (0, 7777))
+@pytest.mark.parametrize(("lengths", "rows"), [([20, 21], 128), ([20, 121], 192), ([200, 121], 448)])
+def test_padding_changes_no_bit(loaded: LoadedModel, lengths: list[int], rows: int) -> None:
+    _all_in_one(loaded, rows)
+    sequences = loaded.sequences(lengths)
+    first, second = (loaded.forward(sequences, rows, filler).vectors for filler in (0, 7777))
     assert torch.equal(first, second)
 
 
-def test_a_sequence_is_the_same_beside_others(loaded: LoadedModel) -> None:
-    sequences = loaded.sequences([40, 7, 60])
-    packed = loaded.forward(sequences, 128).vectors
+@pytest.mark.parametrize(
+    ("lengths", "rows"), [([40, 7, 60], 128), ([40, 7, 160], 256), ([140, 77, 260], 512)]
+)
+def test_a_sequence_is_the_same_beside_others(loaded: LoadedModel, lengths: list[int], rows: int) -> None:
+    _all_in_one(loaded, rows)
+    sequences = loaded.sequences(lengths)
+    packed = loaded.forward(sequences, rows).vectors
     for row, sequence in enumerate(sequences):
-        alone = loaded.forward([sequence], 64).vectors
+        alone = loaded.forward([sequence], len(sequence)).vectors
         assert least_cosine(packed[row : row + 1], alone[:1]) >= 0.9999
 
 
-@pytest.mark.parametrize("lengths", [[33], [5, 9, 12], [1] * 40, [60, 3, 60]])
+@pytest.mark.parametrize(
+    "lengths",
+    [[33], [5, 9, 12], [1] * 40, [60, 3, 60], [33, 120, 40], [64, 64, 64, 64], [100, 200, 77], [1] * 300],
+)
 def test_a_number_that_is_none_stays_in_its_sequence(loaded: LoadedModel, lengths: list[int]) -> None:
     """Nor does anything wait for it to go away."""
     words, sequences, bad = _words(loaded), loaded.sequences(lengths), len(lengths) // 2
     rows = -(-sum(lengths) // 16) * 16
+    _all_in_one(loaded, rows)
     expected = loaded.forward(sequences, rows).vectors
     token = sequences[bad][-1]
     kept = words[token].clone()
@@ -150,6 +197,11 @@ def test_a_number_that_is_none_stays_in_its_sequence(loaded: LoadedModel, length
 
 
 def test_replays_with_other_tokens_and_offsets(loaded: LoadedModel) -> None:
-    for sequences, vectors in loaded.replayed(128, [(128, 0, 0), (1, 0, 60), (3, 5, 7), (40, 40, 48)]):
+    some = [(1, 0, 60), (3, 5, 7), (40, 40, 48)]
+    replays = list(loaded.replayed(128, [(128, 0, 0), *some]))
+    for rows in (256, 512):
+        if _stacked(loaded)._stack.takes(rows):
+            replays += loaded.replayed(rows, [(rows, 0, 0), *some, (1, rows - 70, 69), (rows - 2, 1, 1)])
+    for sequences, vectors in replays:
         expected = reference_vectors(loaded.config, loaded.weights, sequences, device="cuda")
         assert least_cosine(vectors, expected) >= 0.9998

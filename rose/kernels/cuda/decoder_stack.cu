@@ -13,65 +13,17 @@
 //   sum       as above, normed for the next layer
 // All blocks must run at once: the launch is cooperative.
 
-#include <cuda_fp16.h>
-
 #include "decoder_fetch.cuh"
+#include "decoder_rotation.cuh"
 
 namespace {
 
-// The first of this thread's two dimensions of its block's half head; the other is 64 further.
-__device__ __forceinline__ int pair_of_thread() {
-    return blockIdx.x % 2 * 32 + threadIdx.x % 128 / 32 * 8 + threadIdx.x % 32 / 4;
-}
-
-// cos and sin of this thread's pair of dimensions at its tokens from `first` on; the same in every layer.
+// Sums of what `store_squares` left, to `out`, of tokens [tokens][2]; a sync_warpgroup later.
 template <int kMine>
-__device__ __forceinline__ void read_angles(const Stack& stack, int first, __half2 (&angles)[kMine / 4]) {
-#pragma unroll
-    for (int i = 0; i < kMine / 4; ++i) {
-        const int token = first + i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
-        if (token >= stack.num_tokens) continue;
-        const float* row = stack.angles + static_cast<int64_t>(stack.positions[token]) * H::kHeadDim + pair_of_thread();
-        angles[i] = __floats2half2_rn(row[0], row[H::kHeadDim / 2]);
-    }
-}
-
-// The norm's weights for this thread's pair of dimensions.
-__device__ __forceinline__ float2 read_norm_weights(const __nv_bfloat16* norms, int tile) {
-    const __nv_bfloat16* weight = norms + (tile < 2 * H::kQueryHeads ? 0 : H::kHeadDim) + pair_of_thread();
-    return make_float2(__bfloat162float(weight[0]), __bfloat162float(weight[H::kHeadDim / 2]));
-}
-
-// Norms' weights and rotation of the pairs in `sums`; their squares before that to `scratch`.
-template <int kMine>
-__device__ __forceinline__ void rotate(float2 weights, const __half2 (&angles)[kMine / 4], uint32_t scratch,
-                                       float (&sums)[kMine / 2]) {
-    const int row = threadIdx.x % 128 / 4, column = threadIdx.x % 4;
-#pragma unroll
-    for (int j = 0; j < kMine / 8; ++j) {
-        float squares[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            float &first = sums[j * 4 + i], &second = sums[j * 4 + 2 + i];
-            squares[i] = first * first + second * second;
-            const float2 angle = __half22float2(angles[j * 2 + i]);
-            const float a = first * weights.x, b = second * weights.y;
-            first = a * angle.x - b * angle.y;
-            second = b * angle.x + a * angle.y;
-        }
-        // Words of a pitch at which what eight rows of a warp write falls into different banks.
-        store_shared(scratch + (row * (kMine + 8) + j * 8 + column * 2) * 4, squares[0], squares[1]);
-    }
-}
-
-// Sums of what `rotate` left, to `out`, of tokens [tokens][2]; a sync_warpgroup later.
-template <int kMine>
-__device__ __forceinline__ void add_squares(uint32_t scratch, float* out, int tokens) {
+__device__ __forceinline__ void tell_squares(uint32_t scratch, float* out, int tokens) {
     const int thread = threadIdx.x % 128;
     if (thread >= tokens) return;
-    float total = 0;
-#pragma unroll
-    for (int row = 0; row < 32; ++row) total += load_shared(scratch + (row * (kMine + 8) + thread) * 4);
+    const float total = add_squares<kMine>(scratch, thread);
     asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(out + thread * 2), "f"(total) : "memory");
 }
 
@@ -133,19 +85,22 @@ struct HeadsPart {
         tile = share.head_tile, first = share.first_token + warpgroup() * kMine;
         here = max(min(stack.num_tokens - first, kMine), 0);
         rotates = tile < 2 * H::kScored;
-        if (share.heads && rotates) read_angles<kMine>(stack, first, angles);
+        if (share.heads && rotates) read_angles<kMine>(stack, first, tile % 2, angles);
     }
 
     __device__ __forceinline__ void operator()(const Stack& stack, const Memory<kTokens>& shared, Products& products,
                                                const __nv_bfloat16* norms, int layer) const {
-        float sums[kMine / 2];
-        const float2 weights = rotates ? read_norm_weights(norms, tile) : float2{};
+        float sums[kMine / 2], squared[kMine / 4] = {};
+        const float2 weights = rotates ? read_norm_weights(norms, tile / 2, tile % 2) : float2{};
         products.multiply_next<kMine>(kHidden, sums);
-        if (rotates) rotate<kMine>(weights, angles, shared.extra(), sums);
+        if (rotates) {
+            rotate<kMine>(weights, angles, sums, squared);
+            store_squares<kMine>(squared, shared.extra());
+        }
         __nv_bfloat16* out = heads_of(stack, layer) + first * H::kQkvWidth + tile / 2 * H::kHeadDim + tile % 2 * 32;
         store<kMine, true>(sums, shared.stage(), out, here, H::kQkvWidth, 1 + warpgroup());
         float2* squares = squares_of(stack, layer) + tile / 2 * kMaxTokens + first;
-        if (rotates) add_squares<kMine>(shared.extra(), &squares->x + tile % 2, here);
+        if (rotates) tell_squares<kMine>(shared.extra(), &squares->x + tile % 2, here);
     }
 };
 

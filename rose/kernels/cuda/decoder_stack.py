@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rose.kernels.cuda.cubin import DECODER_STACK
 from rose.kernels.cuda.library import CudaLibrary
-from rose.kernels.cuda.stack import BF16_A_WORD, MAX_TOKENS, TURNS, StackKernels
-from rose.kernels.cuda.views import gated_view, half_head_view, plain_view
+from rose.kernels.cuda.stack import BF16_A_WORD, NARROW, TURNS, StackKernels, head_tile
+from rose.kernels.cuda.views import View, gated_view, half_head_view, plain_view, rows_view
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 # What the kernel is compiled for.
 INNER, QUERY_HEADS, KEY_HEADS, HEAD_DIM = 3072, 16, 8, 128
+QKV_WIDTH = (QUERY_HEADS + 2 * KEY_HEADS) * HEAD_DIM
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class DecoderRows:
 
 
 class DecoderStackArguments(ctypes.Structure):
-    """`Stack` in decoder_fetch.cuh."""
+    """`Stack` in decoder_layers.cuh."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("weights", "layers")),
@@ -69,6 +71,9 @@ class DecoderKernels:
 
     A launch uses this object's memory: launches follow one another.
     """
+
+    source = DECODER_STACK
+    shape = NARROW
 
     def __init__(
         self,
@@ -99,28 +104,47 @@ class DecoderKernels:
             )
         )
         norms = [[one.heads.data_ptr(), one.mlp.data_ptr(), one.following.data_ptr()] for one in layers]
-        heads = QUERY_HEADS + KEY_HEADS
-        looked_at = {
-            "qkv": TURNS * (heads + KEY_HEADS) * HEAD_DIM * MAX_TOKENS // BF16_A_WORD,
-            "squares": TURNS * heads * MAX_TOKENS * 2,  # of both halves of a head
+        self.kernels = StackKernels(
+            library, self.source.path.stem, views, norms, self.looked_at(), angles.device, self.shape
+        )
+
+    def looked_at(self) -> dict[str, int]:
+        """What the kernel waits for by looking at it, beside partial sums: words of 32 bits by name."""
+        heads, tokens = QUERY_HEADS + KEY_HEADS, self.shape.max_tokens
+        return {
+            "qkv": TURNS * QKV_WIDTH * tokens // BF16_A_WORD,
+            "squares": TURNS * heads * tokens * 2,  # of both halves of a head
         }
-        self.kernels = StackKernels(library, "decoder_stack", views, norms, looked_at, angles.device)
+
+    def addresses(self) -> dict[str, int]:
+        """Of all that launches use beside a batch's rows, by its name in the kernel's structure."""
+        return self.kernels.addresses()
+
+    def views(self, rows: DecoderRows) -> list[View]:
+        """What the copy engine reads of a batch."""
+        num_tokens = len(rows.hidden)
+        tile = self.shape.tile(num_tokens)
+        read = (
+            (rows.hidden, tile),
+            (rows.hidden, head_tile(num_tokens)),
+            (rows.context, tile),
+            (rows.narrow, tile),
+        )
+        return [rows_view(x.data_ptr(), x.shape, box) for x, box in read]
 
     def launch(self, rows: DecoderRows, stream: int) -> None:
-        """Enqueue all layers of 1 to 128 rows on `stream`, torch's current one.
+        """Enqueue all layers of 1 to `shape.max_tokens` rows on `stream`, torch's current one.
 
         Raises:
             CudaError: the driver refused it.
         """
         num_tokens = len(rows.hidden)
-        tile, head_tile = self.kernels.tile(num_tokens), self.kernels.head_tile(num_tokens)
-        read = ((rows.hidden, tile), (rows.hidden, head_tile), (rows.context, tile), (rows.narrow, tile))
         structure = DecoderStackArguments(
             angles=self._angles.data_ptr(),
             num_tokens=num_tokens,
             num_seqs=len(rows.offsets) - 1,
             **{name: getattr(rows, name).data_ptr() for name in DecoderRows.__slots__},
-            **self.kernels.addresses(),
+            **self.addresses(),
             **self._numbers,
         )
-        self.kernels.enqueue(read, structure, num_tokens, stream)
+        self.kernels.enqueue(self.views(rows), structure, num_tokens, stream)

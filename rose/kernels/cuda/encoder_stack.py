@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from rose.kernels.cuda.library import CudaLibrary
-from rose.kernels.cuda.stack import BF16_A_WORD, MAX_TOKENS, TURNS, StackKernels
-from rose.kernels.cuda.views import plain_view
+from rose.kernels.cuda.stack import BF16_A_WORD, NARROW, TURNS, StackKernels, head_tile
+from rose.kernels.cuda.views import plain_view, rows_view
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,7 +85,7 @@ class EncoderKernels:
             for layer in layers
             for weight in (layer.qkv, layer.output, layer.wide, layer.narrow)
         )
-        looked_at = {"qkv": TURNS * 3 * HEADS * HEAD_DIM * MAX_TOKENS // BF16_A_WORD}
+        looked_at = {"qkv": TURNS * 3 * HEADS * HEAD_DIM * NARROW.max_tokens // BF16_A_WORD}
         addresses = [layer.addresses() for layer in layers]
         device = layers[0].qkv.device
         self.kernels = StackKernels(library, "encoder_stack", views, addresses, looked_at, device)
@@ -97,10 +97,10 @@ class EncoderKernels:
             CudaError: the driver refused it.
         """
         num_tokens = len(rows.hidden)
-        tile = self.kernels.tile(num_tokens)
+        tile = NARROW.tile(num_tokens)
         wide_tile = tile // 2 if tile == _SHARED_TILE else tile
         read = (
-            (rows.hidden, self.kernels.head_tile(num_tokens)),
+            (rows.hidden, head_tile(num_tokens)),
             (rows.hidden, wide_tile),
             (rows.context, tile),
             (rows.wide, tile),
@@ -112,4 +112,5 @@ class EncoderKernels:
             **self.kernels.addresses(),
             **self._numbers,
         )
-        self.kernels.enqueue(read, structure, num_tokens, stream)
+        views = [rows_view(x.data_ptr(), x.shape, box) for x, box in read]
+        self.kernels.enqueue(views, structure, num_tokens, stream)

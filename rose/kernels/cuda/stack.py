@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rose.kernels.cuda.cubin import CudaSource
 from rose.kernels.cuda.library import CudaLibrary, cuda_library
-from rose.kernels.cuda.plan import CHUNK, SHARED_BYTES, token_tile
+from rose.kernels.cuda.plan import SHARED_BYTES
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rose.kernels.cuda.views import View
 
-MAX_TOKENS = 128
 # What the kernels are compiled for.
 HIDDEN = 1024
 BLOCKS = 128  # one a multiprocessor, all at once
 TURNS = 2  # layers whose heads lie side by side
-SPLITS = 8
 BF16_A_WORD = 2
-_THREADS = 320
-_MIN_TILE = 32
-_PARTS, _GROUPS, _COUNTER_WORDS = 4, 8, 8
+_COUNTER_WORDS = 8
 _MAP_BYTES = 128
 _ALIGNMENT = 8  # of biases and norms, read four numbers at a time
 # Tensor maps in device memory, 14 KB a model, for as long as the process lives: the copy engine may remember
@@ -34,8 +31,36 @@ _ALIGNMENT = 8  # of biases and norms, read four numbers at a time
 _MAPS: list[Tensor] = []
 
 
+@dataclass(frozen=True, slots=True)
+class StackShape:
+    """What a source's kernels are compiled for.
+
+    tiles: the most rows that each takes, rising. sums: partial sums that a token has at a time, of what
+    leaves a layer's halves. parts, groups: counters of a layer. threads: of a block.
+    """
+
+    tiles: tuple[int, ...]
+    sums: int
+    parts: int
+    groups: int
+    threads: int
+
+    @property
+    def max_tokens(self) -> int:
+        """The most rows."""
+        return self.tiles[-1]
+
+    def tile(self, num_tokens: int) -> int:
+        """Rows that the kernel for a batch of 1 to `max_tokens` is compiled for."""
+        return next(tile for tile in self.tiles if num_tokens <= tile)
+
+
+# One block has columns of all tokens, or of half of them.
+NARROW = StackShape(tiles=(32, 64, 128), sums=8, parts=4, groups=8, threads=320)
+
+
 class StackKernels:
-    """The kernels `name`_32, _64 and _128 of `library`, for the layers of one model.
+    """The kernels `name`_32 and so on of `library`, one a tile of `shape`, for the layers of one model.
 
     memory: of these launches, by its name in the kernel's structure. weights: tensor maps, layer by layer, of
     `views`. layers: `addresses` of all else that a layer reads. partials, and what `looked_at` names (in
@@ -55,16 +80,18 @@ class StackKernels:
         addresses: Sequence[Sequence[int]],
         looked_at: Mapping[str, int],
         device: torch.device,
+        shape: StackShape = NARROW,
     ) -> None:
         if any(address % _ALIGNMENT for one in addresses for address in one):
             raise ValueError(f"what a layer reads must lie at multiples of {_ALIGNMENT} bytes")
         self.library = library
+        self.shape = shape
         self._name = name
         maps = [library.tensor_map(*view) for view in views]
         encoded = b"".join(ctypes.string_at(int(one.getPtr()), _MAP_BYTES) for one in maps)
         _MAPS.append(torch.frombuffer(bytearray(encoded), dtype=torch.uint8).to(device))
-        counters = len(addresses) * _PARTS * _GROUPS * _COUNTER_WORDS
-        words = {**looked_at, "partials": SPLITS * MAX_TOKENS * HIDDEN // BF16_A_WORD}
+        counters = len(addresses) * shape.parts * shape.groups * _COUNTER_WORDS
+        words = {**looked_at, "partials": shape.sums * shape.max_tokens * HIDDEN // BF16_A_WORD}
         self.memory: dict[str, Tensor] = {
             "weights": _MAPS[-1],
             "layers": torch.tensor(addresses, dtype=torch.int64, device=device),
@@ -79,48 +106,40 @@ class StackKernels:
         together.value.cooperative = 1
         self._attributes = [together]
 
-    @staticmethod
-    def tile(num_tokens: int) -> int:
-        """Rows that the kernel for a batch of 1 to 128 is compiled for: 32, 64 or 128."""
-        return max(token_tile(num_tokens), _MIN_TILE)
-
-    @staticmethod
-    def head_tile(num_tokens: int) -> int:
-        """Rows of them for which one block makes heads."""
-        tile = StackKernels.tile(num_tokens)
-        return tile // 2 if tile > _MIN_TILE else tile
-
     def addresses(self) -> dict[str, int]:
         """Of this object's memory."""
         return {name: memory.data_ptr() for name, memory in self.memory.items()}
 
     def enqueue(
-        self, rows: Sequence[tuple[Tensor, int]], structure: ctypes.Structure, num_tokens: int, stream: int
+        self, views: Iterable[View], structure: ctypes.Structure, num_tokens: int, stream: int
     ) -> None:
         """Enqueue all layers of a batch on `stream`, torch's current one.
 
-        rows: what the copy engine reads, [num_tokens, width] each, with how many of them at a time.
+        views: what the copy engine reads.
 
         Raises:
             CudaError: the driver refused it.
         """
-        maps = [
-            self.library.tensor_map(x.data_ptr(), (x.shape[1], num_tokens), (x.shape[1] * 2,), (CHUNK, box))
-            for x, box in rows
-        ]
+        maps = [self.library.tensor_map(*view) for view in views]
         self.memory["counters"].zero_()
-        kernel = f"{self._name}_{self.tile(num_tokens)}"
+        kernel = f"{self._name}_{self.shape.tile(num_tokens)}"
         self.library.launch(kernel, self._config(stream), (*maps, structure))
 
     def _config(self, stream: int) -> Any:
         driver = self.library.driver
         config = driver.CUlaunchConfig()
-        config.gridDimX, config.blockDimX = BLOCKS, _THREADS
+        config.gridDimX, config.blockDimX = BLOCKS, self.shape.threads
         config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
         config.sharedMemBytes = SHARED_BYTES
         config.attrs, config.numAttrs = self._attributes, len(self._attributes)
         config.hStream = driver.CUstream(stream)
         return config
+
+
+def head_tile(num_tokens: int) -> int:
+    """Rows of a batch of 1 to 128 for which one block makes heads."""
+    tile = NARROW.tile(num_tokens)
+    return tile // 2 if tile > NARROW.tiles[0] else tile
 
 
 def stack_library(source: CudaSource) -> CudaLibrary | None:

@@ -41,6 +41,18 @@ struct Ring {
     }
 };
 
+// By all threads of a block: rings and a barrier that all computing warps arrive at.
+__device__ __forceinline__ void start_rings(const Ring& weights, const Ring& rows, uint32_t quiet) {
+    if (threadIdx.x == 0) {
+        for (const Ring& ring : {weights, rows})
+            for (int slot = 0; slot < ring.count; ++slot)
+                start_barrier(ring.full + slot * 8, 1), start_barrier(ring.empty + slot * 8, kComputing / 32);
+        start_barrier(quiet, kComputing / 32);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+}
+
 // Shared memory: barriers, sums on their way out, weights, rows. Attention writes where sums do. kExtraBytes: each
 // warpgroup's own beside its sums.
 template <int kTokens, int kExtraBytes>
@@ -73,16 +85,7 @@ struct Shared {
     __device__ uint32_t stage() const { return scratch() + warpgroup() * kMine * 128; }
     __device__ uint32_t extra() const { return scratch() + kTokens * 128 + warpgroup() * kExtraBytes; }
 
-    __device__ __forceinline__ void start() const {
-        if (threadIdx.x == 0) {
-            for (const Ring& ring : {weights(), rows()})
-                for (int slot = 0; slot < ring.count; ++slot)
-                    start_barrier(ring.full + slot * 8, 1), start_barrier(ring.empty + slot * 8, kComputing / 32);
-            start_barrier(quiet(), kComputing / 32);
-            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        }
-        __syncthreads();
-    }
+    __device__ __forceinline__ void start() const { start_rings(weights(), rows(), quiet()); }
 };
 
 // Fills slots with `columns` of a weight's tile from `first` on, kAhead at a time. fetch_part: 64 columns of it.

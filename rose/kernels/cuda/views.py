@@ -5,6 +5,8 @@ Innermost first. A box is what one request brings: 64 columns of the 64 rows tha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rose.kernels.cuda.plan import CHUNK, TILE_ROWS
 
 View = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -13,6 +15,12 @@ View = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 def plain_view(address: int, n: int, k: int) -> View:
     """Rows as they are."""
     return address, (k, n), (k * 2,), (CHUNK, TILE_ROWS)
+
+
+def rows_view(address: int, shape: Sequence[int], tile: int) -> View:
+    """Of a batch's rows, contiguous: boxes of `tile` of them; what lies beyond reads as zeros."""
+    num_rows, width = shape
+    return address, (width, num_rows), (width * 2,), (CHUNK, tile)
 
 
 def gated_view(address: int, n: int, k: int) -> View:

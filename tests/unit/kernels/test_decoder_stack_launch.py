@@ -19,6 +19,7 @@ from rose.kernels.cuda.cubin import DECODER_STACK
 from rose.kernels.cuda.decoder_stack import DecoderKernels, DecoderRows, DecoderStackArguments, DecoderWeights
 from rose.kernels.cuda.library import CudaLibrary
 from rose.kernels.cuda.plan import SHARED_BYTES
+from rose.kernels.cuda.stack import NARROW
 from rose.kernels.cuda.views import half_head_view
 from rose.kernels.norm import RmsNorm
 from rose.kernels.rope import QkRope
@@ -120,7 +121,7 @@ def test_half_a_head_is_seen_with_what_it_is_rotated_with_side_by_side():
 
 def test_the_structure_and_the_numbers_are_the_source_s():
     """Fields in order, and constants that both sides must agree on."""
-    parts = ("decoder_fetch", "stack_attention", "stack_exchange", "stack_ring")
+    parts = ("decoder_fetch", "decoder_layers", "stack_attention", "stack_exchange", "stack_ring")
     source = "".join((FOLDER / f"{part}.cuh").read_text("utf-8") for part in parts)
     struct = re.search(r"struct Stack \{(.*?)\n\};", source, re.DOTALL).group(1)
     fields = re.sub(r"//.*", "", struct)
@@ -130,9 +131,9 @@ def test_the_structure_and_the_numbers_are_the_source_s():
         "kBlocks": stack_module.BLOCKS,
         "kHidden": stack_module.HIDDEN,
         "kInner": kernels_module.INNER,
-        "kMaxTokens": stack_module.MAX_TOKENS,
-        "kParts": stack_module._PARTS,
-        "kGroups": stack_module._GROUPS,
+        "kMaxTokens": NARROW.max_tokens,
+        "kParts": NARROW.parts,
+        "kGroups": NARROW.groups,
         "kSplits": "kGroups",
         "kSharedBytes": f"{SHARED_BYTES // 1024} * 1024",
     }.items():
@@ -141,7 +142,7 @@ def test_the_structure_and_the_numbers_are_the_source_s():
     for text in (
         "using H = Heads<{}, {}, {}, true>;".format(*heads),
         "kThreads = kComputing + 64;",
-        f"kComputing = {stack_module._THREADS - 64}",
+        f"kComputing = {NARROW.threads - 64}",
         f"(layer * kParts + part) * kGroups + group) * {stack_module._COUNTER_WORDS}",
         "enum Part { kAttentionPart, kMlpSumPart, kGatedPart, kNextSumPart };",
         "enum Weight { kQkvWeight, kOutputWeight, kGatedWeight, kDownWeight, kWeights };",
@@ -149,9 +150,9 @@ def test_the_structure_and_the_numbers_are_the_source_s():
         "kHeadTokens = kTokens > 32 ? kTokens / 2 : kTokens;",
     ):
         assert text in source, text
-    assert stack_module.SPLITS == stack_module._GROUPS
+    assert NARROW.sums == NARROW.groups
     kernels = re.findall(r"^KERNEL\((\d+)\)", DECODER_STACK.path.read_text("utf-8"), re.MULTILINE)
-    assert kernels == ["32", "64", "128"]
+    assert kernels == [str(tile) for tile in NARROW.tiles]
 
 
 class _Weight(SimpleNamespace):
@@ -177,10 +178,10 @@ def _decoder_layer(hidden: int = 1024, eps: float = 1e-6, heads: int = 16) -> De
 
 def test_layers_of_the_right_shape_are_taken(library, driver):
     layers = [_decoder_layer(), _decoder_layer()]
-    stack = DecoderStack.of(layers, SPEC, library)
+    stack = DecoderStack.of(layers, SPEC, lambda source: library if source is DECODER_STACK else None)
     assert stack is not None
     assert [stack.takes(rows) for rows in (1, 128, 129)] == [True, True, False]
-    norms = stack._kernels.kernels.memory["layers"]
+    norms = stack._kernels[0].kernels.memory["layers"]
     assert norms[0].tolist() == [
         layers[0].rope.weight.data_ptr(),
         layers[0].mlp_norm.weight.data_ptr(),
@@ -202,7 +203,7 @@ def test_layers_of_the_right_shape_are_taken(library, driver):
     ],
 )
 def test_other_layers_are_not(layer, spec, library):
-    assert DecoderStack.of([_decoder_layer(), layer], spec, library) is None
+    assert DecoderStack.of([_decoder_layer(), layer], spec, lambda source: library) is None
 
 
 @pytest.mark.parametrize(("processors", "there"), [(132, True), (128, True), (114, False)])

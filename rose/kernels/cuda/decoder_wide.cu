@@ -1,0 +1,383 @@
+// All layers of a small Qwen3 in one launch, for 129 to 512 tokens of any sequences.
+//
+// As decoder_stack.cu, which see, but a block's products are of tiles: the batch's tokens make up to four, of 64 or
+// 128, and 32 blocks work on each. A layer is seven parts:
+//   heads     QKV; a block has a head, with its norm and rotation
+//   attention a block has 64 queries of a head (wide_attention.cuh)
+//   output    a block has 128 columns and a quarter of K; partial sums
+//   sum       a block has two or four tokens: adds their partial sums to the residuals, which stay in registers, and
+//             norms them
+//   gated     SwiGLU; a block has 96 columns
+//   down      as output
+//   sum       as above, normed for the next layer
+// What others made is waited for by counters, the partial sums by looking at them. A block cannot get far ahead: the
+// attention of a layer waits for heads of all tokens, which each block makes after all that it reads of the layer
+// before. So heads lie in two buffers in turns, and nothing else needs more than one.
+
+#include "decoder_rotation.cuh"
+#include "wide_attention.cuh"
+
+namespace {
+
+// Registers go from warpgroup to warpgroup: a third fetches and has few.
+constexpr int kWideThreads = kComputing + 128, kComputingRegisters = 224, kFetchingRegisters = 56;
+
+// sums = weights [kTiles * 64, columns] @ rows [kMine, columns]^T, this warpgroup's half of the rows, from what comes
+// next.
+template <int kMine, int kTiles>
+__device__ __forceinline__ void multiply_tiles(Products& products, int columns, float (&sums)[kTiles][kMine / 2]) {
+    Ring &weights = products.weights, &rows = products.rows;
+    const bool reports = threadIdx.x % 32 == 0;
+    uint32_t read[kTiles + 1], next_read[kTiles + 1];
+#pragma unroll 1
+    for (int at = 0; at < columns; at += kChunk) {
+        const uint64_t row = descriptor(rows.here() + warpgroup() * kMine * kChunk * 2);
+        wait_for(rows.is_full(), rows.parity);
+        begin_products();
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile, weights.next()) {
+            const uint64_t weight = descriptor(weights.here());
+            wait_for(weights.is_full(), weights.parity);
+            next_read[tile] = weights.is_empty();
+#pragma unroll
+            for (int step = 0; step < kChunk / 16; ++step)  // 16 columns are 32 bytes: 2 in a descriptor's units
+                multiply<kMine>(sums[tile], weight + step * 2, row + step * 2, at + step > 0);
+        }
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        next_read[kTiles] = rows.is_empty();
+        if (at > 0) {
+            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+#pragma unroll
+            for (int i = 0; i <= kTiles; ++i)
+                if (reports) arrive(read[i]);
+        }
+#pragma unroll
+        for (int i = 0; i <= kTiles; ++i) read[i] = next_read[i];
+        rows.next();
+    }
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+    for (int i = 0; i <= kTiles; ++i)
+        if (reports) arrive(read[i]);
+    sync_warpgroup();  // what was written out before has been read from where these sums will be transposed
+}
+
+// A head of this block's tokens, normed and rotated, to all other blocks.
+template <int kTile>
+struct HeadPart {
+    static constexpr int kMine = kTile / 2;
+    int head, first, here;  // this warpgroup's first token, and how many it has
+    uint32_t angles;  // where this thread has them: registers are too few
+    bool rotates;
+
+    __device__ __forceinline__ HeadPart(const Stack& stack, const WideMemory<kTile>& shared,
+                                        const WideShare<kTile>& share) {
+        head = share.part, first = share.first_token + warpgroup() * kMine;
+        here = max(min(stack.num_tokens - first, kMine), 0);
+        angles = shared.angles() + threadIdx.x * 16;
+        rotates = head < H::kScored;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            __half2 read[kMine / 4] = {};
+            if (rotates) read_angles<kMine>(stack, first, half, read);
+#pragma unroll
+            for (int i = 0; i < kMine / 4; ++i)
+                store_word(place(half, i), *reinterpret_cast<const uint32_t*>(&read[i]));
+        }
+    }
+
+    __device__ __forceinline__ uint32_t place(int half, int i) const {
+        return angles + (half * kMine / 16 + i / 4) * kComputing * 16 + i % 4 * 4;
+    }
+
+    __device__ __forceinline__ void load_angles(int half, __half2 (&loaded)[kMine / 4]) const {
+#pragma unroll
+        for (int i = 0; i < kMine / 4; i += 4) {
+            const float4 four = load_shared4(place(half, i));
+            reinterpret_cast<float4&>(loaded[i]) = four;
+        }
+    }
+
+    // own: of this warpgroup.
+    __device__ __forceinline__ void norm_and_rotate(const float2 (&weights)[2], float eps, uint32_t own,
+                                                    float (&sums)[2][kMine / 2]) const {
+        const uint32_t factors = own + WideMemory<kTile>::kOwnBytes - kMine * 4;
+        const int thread = threadIdx.x % 128;
+        float squares[kMine / 4] = {};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            __half2 turns[kMine / 4];
+            load_angles(half, turns);
+            rotate<kMine>(weights[half], turns, sums[half], squares);
+        }
+        store_squares<kMine>(squares, own);
+        sync_warpgroup();
+        if (thread < kMine) {
+            const float factor = rsqrtf(add_squares<kMine>(own, thread) / H::kHeadDim + eps);
+            store_word(factors + thread * 4, __float_as_uint(factor));
+        }
+        sync_warpgroup();
+#pragma unroll
+        for (int i = 0; i < kMine / 4; ++i) {
+            const float factor = load_shared(factors + (i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2) * 4);
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                sums[half][i / 2 * 4 + i % 2] *= factor, sums[half][i / 2 * 4 + 2 + i % 2] *= factor;
+        }
+    }
+
+    __device__ __forceinline__ void operator()(const Stack& stack, Products& products, const __nv_bfloat16* norms,
+                                               uint32_t own, int layer, float (&sums)[2][kMine / 2]) const {
+        float2 weights[2] = {};
+        if (rotates) weights[0] = read_norm_weights(norms, head, 0), weights[1] = read_norm_weights(norms, head, 1);
+        multiply_tiles<kMine, 2>(products, kHidden, sums);
+        if (rotates) norm_and_rotate(weights, stack.eps, own, sums);
+        __nv_bfloat16* out = stack.qkv + (layer % 2 * kTokenTiles * kTile + first) * H::kQkvWidth + head * H::kHeadDim;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            if (half > 0) sync_warpgroup();
+            store<kMine, true>(sums[half], own, out + half * 32, here, H::kQkvWidth, 1 + warpgroup());
+        }
+        count(wide_counter(stack, layer, kHeadsPart, key_head(head)));
+    }
+};
+
+// What leaves a layer's attention and its MLP has partial sums of its own each, so that one may be made nothing again
+// while the other is written.
+enum Half { kAttentionHalf, kMlpHalf };
+
+// Of the tokens from `token` on.
+__device__ __forceinline__ __nv_bfloat16* partials_of(const Stack& stack, Half half, int split, int token) {
+    return stack.partials + static_cast<int64_t>((half * kWideSplits + split) * stack.num_tokens + token) * kHidden;
+}
+
+// A product of 128 columns and a part of K, from what comes next, to its partial sums.
+template <int kTile>
+__device__ __forceinline__ void multiply_part(const Stack& stack, const WideShare<kTile>& share, Products& products,
+                                              Half half, uint32_t own, float (&sums)[2][kTile / 4]) {
+    constexpr int kMine = kTile / 2;
+    const int first = share.first_token + warpgroup() * kMine, here = max(min(stack.num_tokens - first, kMine), 0);
+    __nv_bfloat16* out = partials_of(stack, half, share.split, first) + share.columns;
+    multiply_tiles<kMine, 2>(products, half == kMlpHalf ? kWideNarrow : kWideContext, sums);
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+        if (tile > 0) sync_warpgroup();
+        store<kMine>(sums[tile], own, out + tile * kTileRows, here, kHidden, 1 + warpgroup());
+    }
+}
+
+// SwiGLU's 96 columns, from what comes next.
+template <int kTile>
+__device__ __forceinline__ void multiply_gated(const Stack& stack, const WideShare<kTile>& share, Products& products,
+                                               uint32_t own, float (&sums)[kGatedTilesOfBlock][kTile / 4]) {
+    constexpr int kMine = kTile / 2, kTiles = kGatedTilesOfBlock;
+    const int first = share.first_token + warpgroup() * kMine, here = max(min(stack.num_tokens - first, kMine), 0);
+    __nv_bfloat16* out = stack.narrow + first * kInner + share.part * kTiles * 32;
+    multiply_tiles<kMine, kTiles>(products, kHidden, sums);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile)
+        store_gated<kMine>(sums[tile], own + tile * kMine * 64, out + tile * 32, here, kInner, 1 + warpgroup());
+}
+
+// What no kernel writes, asked for here and not later: volatile.
+__device__ __forceinline__ uint4 read_ahead(const __nv_bfloat16* from) {
+    uint4 value;
+    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(from));
+    return value;
+}
+
+// The tokens whose partial sums a block adds up, each by as many threads, and their residuals.
+template <int kTile>
+struct SumPart {
+    static constexpr int kSummed = WideShare<kTile>::kSummed, kTheirs = kComputing / kSummed;
+    static constexpr int kPieces = kHidden / 8 / kTheirs;  // of 8 columns that a thread has
+    int token;
+    bool exists;
+    float residual[kPieces][8];
+
+    __device__ __forceinline__ SumPart(const Stack& stack, const WideShare<kTile>& share) : residual{} {
+        token = share.first_sum + threadIdx.x / kTheirs, exists = token < stack.num_tokens;
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i)
+            if (exists) add8(*reinterpret_cast<const uint4*>(stack.residual + place(i)), residual[i]);
+    }
+
+    // Of a thread's columns in its token's row.
+    __device__ __forceinline__ static int column(int piece) {
+        return (piece * kTheirs + threadIdx.x % kTheirs) * 8;
+    }
+
+    __device__ __forceinline__ int place(int piece) const { return token * kHidden + column(piece); }
+
+    __device__ __forceinline__ static void add8(const uint4& row, float (&to)[8]) {
+        add(make_uint2(row.x, row.y), reinterpret_cast<float(&)[4]>(to[0]));
+        add(make_uint2(row.z, row.w), reinterpret_cast<float(&)[4]>(to[4]));
+    }
+
+    __device__ __forceinline__ void store8(__nv_bfloat16* to, const float (&row)[8]) const {
+        const uint4 value = {packed(row[0], row[1]), packed(row[2], row[3]), packed(row[4], row[5]),
+                             packed(row[6], row[7])};
+        if (exists) publish(to, value);
+    }
+
+    // Partial sums, once they are there.
+    __device__ __forceinline__ void take(const Stack& stack, Half half, float (&sums)[kPieces][8]) const {
+        uint4 parts[kPieces][kWideSplits] = {};
+        const __nv_bfloat16* from[kWideSplits];
+#pragma unroll
+        for (int split = 0; split < kWideSplits; ++split) from[split] = partials_of(stack, half, split, token);
+        bool there;
+        do {
+            there = true;
+#pragma unroll
+            for (int i = 0; i < kPieces * kWideSplits; ++i)
+                look(parts[i / kWideSplits][i % kWideSplits], from[i % kWideSplits] + column(i / kWideSplits), exists);
+#pragma unroll
+            for (int i = 0; i < kPieces * kWideSplits; ++i)
+                there &= is_there(parts[i / kWideSplits][i % kWideSplits]);
+        } while (!there);
+#pragma unroll
+        for (int i = 0; i < kPieces * kWideSplits; ++i)
+            add8(parts[i / kWideSplits][i % kWideSplits], sums[i / kWideSplits]);
+    }
+
+    // Makes them nothing again. Whoever writes them next waits for what this block tells before that.
+    __device__ __forceinline__ void forget(const Stack& stack, Half half) const {
+        if (!exists) return;
+#pragma unroll
+        for (int i = 0; i < kPieces * kWideSplits; ++i) {
+            __nv_bfloat16* at = partials_of(stack, half, i % kWideSplits, token) + column(i / kWideSplits);
+            *reinterpret_cast<uint4*>(at) = make_uint4(kNothing, kNothing, kNothing, kNothing);
+        }
+    }
+
+    // residual += partial sums; hidden = RMSNorm(residual). `last`: hidden is the sums as they are, and the residual
+    // goes to memory without them. scratch: 32 bytes that nobody else has used since the last sync_block.
+    __device__ __forceinline__ void operator()(const Stack& stack, Half half, const __nv_bfloat16* norm,
+                                               uint32_t scratch, bool last) {
+        float added[kPieces][8] = {}, factors[kPieces][8] = {}, squares = 0;
+        uint4 weights[kPieces] = {};
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i)
+            if (!last) weights[i] = read_ahead(norm + column(i));
+        take(stack, half, added);
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+            if (last) {
+                store8(stack.hidden + place(i), added[i]);
+                store8(stack.residual + place(i), residual[i]);
+                continue;
+            }
+            add8(weights[i], factors[i]);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) residual[i][j] += added[i][j], squares += residual[i][j] * residual[i][j];
+        }
+        if (last) return;
+        const float factor = rsqrtf(sum_of_token(squares, scratch) / kHidden + stack.eps);
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+#pragma unroll
+            for (int j = 0; j < 8; ++j) added[i][j] = residual[i][j] * factor * factors[i][j];
+            store8(stack.hidden + place(i), added[i]);
+        }
+    }
+
+    __device__ __forceinline__ static float sum_of_token(float value, uint32_t scratch) {
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(0xFFFFFFFF, value, step);
+        const int warp = threadIdx.x / 32;
+        if (threadIdx.x % 32 == 0) store_word(scratch + warp * 4, __float_as_uint(value));
+        sync_block();
+        float total = 0;
+#pragma unroll
+        for (int i = 0; i < kTheirs / 32; ++i)
+            total += load_shared(scratch + (warp / (kTheirs / 32) * (kTheirs / 32) + i) * 4);
+        return total;
+    }
+};
+
+template <int kTile>
+__device__ __forceinline__ void compute(const Stack& stack, const WideMemory<kTile>& shared) {
+    const WideShare<kTile> share;
+    const int tokens = stack.num_tokens, query_tile = share.first_query / kTile;
+    const bool attends = share.first_query < tokens, adds = share.first_sum < tokens;
+    const uint32_t own = shared.own(warpgroup());
+    // All products' sums, one after another: the compiler finds no room for each part's own.
+    float sums[kGatedTilesOfBlock][kTile / 4] = {};
+    auto& two = reinterpret_cast<float(&)[2][kTile / 4]>(sums);
+    Products products{shared.weights(), shared.rows()};
+    const HeadPart<kTile> make_head(stack, shared, share);
+    SumPart<kTile> sum(stack, share);
+    const Keys keys = find_keys(stack, share.first_query);
+    const Bounds bounds = find_bounds(stack.offsets, stack.num_seqs, share.first_query + threadIdx.x % 128 / 32 * 16,
+                                      tokens, stack.causal);
+    const int mixed = share.query_head / (H::kQueryHeads / kWideSplits) * kTokenTiles + query_tile;
+    const int narrow = share.part / (kTileBlocks / kWideSplits) * kTokenTiles + share.tile;
+#pragma unroll 1
+    for (int layer = 0; layer < stack.num_layers; ++layer) {
+        const Layer norms = stack.layers[layer];
+        make_head(stack, products, norms.heads, own, layer, two);
+        if (attends) {
+            if constexpr (kTile == 128) {
+                auto& values = reinterpret_cast<float(&)[2][32]>(sums);
+                attend_wide<kTile>(stack, shared, products.rows, share, keys, bounds, layer, values, sums[2]);
+            } else {
+                float values[2][32];
+                attend_wide<kTile>(stack, shared, products.rows, share, keys, bounds, layer, values, sums[2]);
+            }
+            count(wide_counter(stack, layer, kWideAttentionPart, mixed));
+        }
+        multiply_part<kTile>(stack, share, products, kAttentionHalf, own, two);
+        if (adds) {
+            sync_block();
+            sum(stack, kAttentionHalf, norms.mlp, shared.own(0), false);
+            count(wide_counter(stack, layer, kWideMlpSumPart, share.tile));
+            sum.forget(stack, kAttentionHalf);
+        }
+        multiply_gated<kTile>(stack, share, products, own, sums);
+        count(wide_counter(stack, layer, kWideGatedPart, narrow));
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) arrive(shared.quiet());
+        multiply_part<kTile>(stack, share, products, kMlpHalf, own, two);
+        if (adds) {
+            sync_block();
+            sum(stack, kMlpHalf, norms.next, shared.own(0), layer + 1 == stack.num_layers);
+            count(wide_counter(stack, layer, kWideNextSumPart, share.tile));
+            sum.forget(stack, kMlpHalf);
+        }
+    }
+}
+
+template <int kTile>
+__device__ __forceinline__ void run(const Stack& stack, const Maps& maps) {
+    extern __shared__ __align__(1024) uint8_t memory[];
+    const WideMemory<kTile> shared{shared_address(memory)};
+    if (blockIdx.x / kTileBlocks * kTile >= stack.num_tokens) return;
+    shared.start();
+    const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
+    if (warp < kWarps) {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kComputingRegisters));
+        compute<kTile>(stack, shared);
+    } else {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kFetchingRegisters));
+        if (warp == kWarps)
+            request_all_rows<kTile>(stack, shared, maps);
+        else if (threadIdx.x == kComputing + 32)
+            request_weights<kTile>(stack, shared.weights(), shared.quiet());
+    }
+}
+
+}  // namespace
+
+#define KERNEL(tokens)                                                                              \
+    extern "C" __global__ __launch_bounds__(kWideThreads, 1) void decoder_wide_##tokens(                \
+        const __grid_constant__ CUtensorMap hidden, const __grid_constant__ CUtensorMap context,    \
+        const __grid_constant__ CUtensorMap narrow, const __grid_constant__ CUtensorMap queries,    \
+        const __grid_constant__ CUtensorMap keys, const __grid_constant__ Stack stack) {            \
+        run<tokens / kTokenTiles>(stack, {&hidden, &context, &narrow, &queries, &keys});            \
+    }
+
+KERNEL(256)
+KERNEL(512)
