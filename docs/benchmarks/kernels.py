@@ -43,6 +43,7 @@ from rose.kernels.early import Early, early_for, launching
 from rose.kernels.fused import gains_early
 from rose.kernels.gemm import fetches_early, gemm_plan
 from rose.kernels.timing import graph_us
+from rose.layers import decoder, encoder
 from rose.layers.fp8_decoder import Fp8DecoderLayer
 from rose.layers.fp8_encoder import Fp8EncoderLayer
 from rose.layers.fp8_linear import Fp8Linear
@@ -222,7 +223,10 @@ def batch_of(num_seqs: int, length: int, attention: AttentionBackend) -> DeviceB
 
 
 def products(model: Model, tokens: int) -> None:
-    """The four products of every layer with what is part of their kernels; BERT's with bias and GELU."""
+    """The four products of every layer with what is part of their kernels; BERT's with bias and GELU.
+
+    On what the last forward left, which none of them changes for itself.
+    """
     fetches, gains = fetches_early(tokens, model._keys), gains_early(tokens, model._keys)
     with launching(early_for(tokens, fetches, DEVICE, gains)):
         (encoder_products if isinstance(model, bert.BertModel) else decoder_products)(model, tokens)
@@ -268,6 +272,17 @@ def decoder_products(model: Any, tokens: int) -> None:
         layer.down(rows.narrow, rows.hidden, rows.partials)
 
 
+def attention(model: Model, batch: DeviceBatch) -> None:
+    """Every layer's attention, on the heads that the last forward left."""
+    for layer in model._layers:
+        if isinstance(model, bert.BertModel):
+            buffers = model._buffers.rows(batch.num_tokens)
+            assert buffers.qkv is not None
+            encoder.attend(buffers.qkv, (layer.num_heads, layer.head_dim), batch, buffers)
+        else:
+            decoder.attend(layer.rope, batch, model._workspace.rows(batch.num_tokens), None)
+
+
 def time_batches(config: ModelConfig, arguments: argparse.Namespace) -> Iterator[dict[str, object]]:
     """A row a batch: the whole forward, without attention, and products alone; of FP8 also its error."""
     dtype, batches = arguments.dtype, [tuple(map(int, shape.split("x"))) for shape in arguments.batch]
@@ -292,7 +307,8 @@ def time_batch(
 ) -> dict[str, object]:
     """Microseconds of one batch, whole and in parts; up to 512 tokens also without early launches.
 
-    held_us: forward after forward for HOLD_US, the better of two; what draws too much power slows down.
+    held_us: forward after forward for HOLD_US, the better of two; what draws too much power slows down. Then
+    so for products and attention alone.
     Where all layers may be one launch, that is what serves, and the rest is by a launch a kernel.
     """
     tokens, config = num_seqs * length, model.config
@@ -311,8 +327,13 @@ def time_batch(
             row["one_launch_us"] = timed(lambda: model.forward(batch, outputs))
             changes.enter_context(patch.object(model, "_stack", None))
         row["us"] = us = timed(lambda: model.forward(batch, outputs))
-        held = max(replays, round(HOLD_US / us))
-        row["held_us"] = round(graph_us(lambda: model.forward(batch, outputs), held, rounds=2), 1)
+        parts = (
+            ("held_us", us, lambda: model.forward(batch, outputs)),
+            ("products_held_us", 0.75 * us, lambda: products(model, tokens)),
+            ("attention_held_us", 0.2 * us, lambda: attention(model, batch)),
+        )
+        for name, about_us, enqueue in parts:
+            row[name] = round(graph_us(enqueue, max(replays, round(HOLD_US / about_us)), rounds=2), 1)
         row["without_attention_us"] = timed(lambda: model.forward(bare, outputs))
         row["products_us"] = timed(lambda: products(model, tokens))
         if tokens <= 512:
