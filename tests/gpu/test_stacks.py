@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from rose.attention.backends import load_backends
 from rose.config import load_config
-from rose.kernels.cuda.cubin import DECODER_STACK, ENCODER_STACK
+from rose.kernels.cuda.cubin import DECODER_STACK, DECODER_WIDE, ENCODER_STACK
 from rose.kernels.cuda.stack import stack_library
 from rose.layers.decoder_stack import DecoderStack
 from rose.models.bert import BertModel
@@ -81,7 +82,9 @@ def loaded(request: pytest.FixtureRequest) -> Iterator[LoadedModel]:
     model = build_model(config, weights, torch.bfloat16, torch.device("cuda"), 512)
     backends = load_backends(model.attention_spec, compile_missing=False)
     loaded = LoadedModel(model, weights, next(iter(backends.values())))
-    assert _stacked(loaded)._stack is not None
+    stack = _stacked(loaded)._stack
+    assert stack is not None
+    assert stack.takes(512) or request.param == "bge-m3", "decoder_wide.cu is not built"
     yield loaded
     torch.cuda.empty_cache()
 
@@ -151,6 +154,18 @@ def test_all_that_is_waited_for_is_nothing_afterwards(loaded: LoadedModel) -> No
             loaded.forward(loaded.sequences(lengths), rows)
         for name, memory in looked_at:
             assert (memory == -1).all(), (name, lengths)
+
+
+def test_the_kernel_for_many_rows_takes_few(loaded: LoadedModel) -> None:
+    model, library = _stacked(loaded), stack_library(DECODER_WIDE)
+    if not isinstance(model, Qwen3Model):
+        pytest.skip("there is one kernel")
+    alone = DecoderStack.of(model._layers, model.attention_spec, {DECODER_WIDE: library}.get)
+    few = [(loaded.sequences(lengths), rows) for lengths, rows in BATCHES if rows <= 128]
+    expected = [loaded.forward(sequences, rows).vectors[:-1] for sequences, rows in few]
+    with patch.object(model, "_stack", alone):
+        for (sequences, rows), vectors in zip(few, expected, strict=True):
+            assert least_cosine(loaded.forward(sequences, rows).vectors[:-1], vectors) >= 0.9999
 
 
 @pytest.mark.parametrize(("lengths", "rows"), [([20, 21], 128), ([20, 121], 192), ([200, 121], 448)])

@@ -16,7 +16,9 @@ struct Layer {
     const __nv_bfloat16 *heads, *mlp, *next;
 };
 
-// qkv, partials and squares are kNothing before and after.
+// partials are kNothing before and after; in the kernel for few tokens also qkv and squares, of which the other one
+// has no squares. Sizes are that one's; in decoder_wide.cu qkv is [2][most tokens][kQkvWidth], and partials are
+// [2][kWideSplits][num_tokens][kHidden].
 struct Stack {
     const CUtensorMap* weights;  // [layers][kWeights]
     const Layer* layers;

@@ -107,6 +107,7 @@ class DecoderKernels:
         self.kernels = StackKernels(
             library, self.source.path.stem, views, norms, self.looked_at(), angles.device, self.shape
         )
+        self._plain_memory = self.plain_memory()
 
     def looked_at(self) -> dict[str, int]:
         """What the kernel waits for by looking at it, beside partial sums: words of 32 bits by name."""
@@ -116,9 +117,9 @@ class DecoderKernels:
             "squares": TURNS * heads * tokens * 2,  # of both halves of a head
         }
 
-    def addresses(self) -> dict[str, int]:
-        """Of all that launches use beside a batch's rows, by its name in the kernel's structure."""
-        return self.kernels.addresses()
+    def plain_memory(self) -> dict[str, Tensor]:
+        """What else launches use, by its name in the kernel's structure; zeros at first."""
+        return {}
 
     def views(self, rows: DecoderRows) -> list[View]:
         """What the copy engine reads of a batch."""
@@ -144,7 +145,8 @@ class DecoderKernels:
             num_tokens=num_tokens,
             num_seqs=len(rows.offsets) - 1,
             **{name: getattr(rows, name).data_ptr() for name in DecoderRows.__slots__},
-            **self.addresses(),
+            **self.kernels.addresses(),
+            **{name: memory.data_ptr() for name, memory in self._plain_memory.items()},
             **self._numbers,
         )
         self.kernels.enqueue(self.views(rows), structure, num_tokens, stream)

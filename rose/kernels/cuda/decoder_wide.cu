@@ -11,8 +11,9 @@
 //   down      as output
 //   sum       as above, normed for the next layer
 // What others made is waited for by counters, the partial sums by looking at them. A block cannot get far ahead: the
-// attention of a layer waits for heads of all tokens, which each block makes after all that it reads of the layer
-// before. So heads lie in two buffers in turns, and nothing else needs more than one.
+// attention of a layer waits for heads of every tile, made only when all of that tile's blocks were through the layer
+// before. So heads lie in two buffers in turns, and nothing else needs more than one. Blocks whose queries are all
+// padding wait for no other tile: what they write too early nobody sees.
 
 #include "decoder_rotation.cuh"
 #include "wide_attention.cuh"
@@ -43,10 +44,10 @@ __device__ __forceinline__ void multiply_tiles(Products& products, int columns, 
             for (int step = 0; step < kChunk / 16; ++step)  // 16 columns are 32 bytes: 2 in a descriptor's units
                 multiply<kMine>(sums[tile], weight + step * 2, row + step * 2, at + step > 0);
         }
-        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        end_products();
         next_read[kTiles] = rows.is_empty();
         if (at > 0) {
-            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+            await_products<1>();
 #pragma unroll
             for (int i = 0; i <= kTiles; ++i)
                 if (reports) arrive(read[i]);
@@ -55,7 +56,7 @@ __device__ __forceinline__ void multiply_tiles(Products& products, int columns, 
         for (int i = 0; i <= kTiles; ++i) read[i] = next_read[i];
         rows.next();
     }
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    await_products();
 #pragma unroll
     for (int i = 0; i <= kTiles; ++i)
         if (reports) arrive(read[i]);
@@ -144,21 +145,21 @@ struct HeadPart {
 
 // What leaves a layer's attention and its MLP has partial sums of its own each, so that one may be made nothing again
 // while the other is written.
-enum Half { kAttentionHalf, kMlpHalf };
+enum LayerHalf { kAttentionHalf, kMlpHalf };
 
 // Of the tokens from `token` on.
-__device__ __forceinline__ __nv_bfloat16* partials_of(const Stack& stack, Half half, int split, int token) {
-    return stack.partials + static_cast<int64_t>((half * kWideSplits + split) * stack.num_tokens + token) * kHidden;
+__device__ __forceinline__ __nv_bfloat16* partials_of(const Stack& stack, LayerHalf layer_half, int split, int token) {
+    return stack.partials + static_cast<int64_t>((layer_half * kWideSplits + split) * stack.num_tokens + token) * kHidden;
 }
 
 // A product of 128 columns and a part of K, from what comes next, to its partial sums.
 template <int kTile>
 __device__ __forceinline__ void multiply_part(const Stack& stack, const WideShare<kTile>& share, Products& products,
-                                              Half half, uint32_t own, float (&sums)[2][kTile / 4]) {
+                                              LayerHalf layer_half, uint32_t own, float (&sums)[2][kTile / 4]) {
     constexpr int kMine = kTile / 2;
     const int first = share.first_token + warpgroup() * kMine, here = max(min(stack.num_tokens - first, kMine), 0);
-    __nv_bfloat16* out = partials_of(stack, half, share.split, first) + share.columns;
-    multiply_tiles<kMine, 2>(products, half == kMlpHalf ? kWideNarrow : kWideContext, sums);
+    __nv_bfloat16* out = partials_of(stack, layer_half, share.split, first) + share.columns;
+    multiply_tiles<kMine, 2>(products, layer_half == kMlpHalf ? kWideNarrow : kWideContext, sums);
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
         if (tile > 0) sync_warpgroup();
@@ -223,11 +224,11 @@ struct SumPart {
     }
 
     // Partial sums, once they are there.
-    __device__ __forceinline__ void take(const Stack& stack, Half half, float (&sums)[kPieces][8]) const {
+    __device__ __forceinline__ void take(const Stack& stack, LayerHalf layer_half, float (&sums)[kPieces][8]) const {
         uint4 parts[kPieces][kWideSplits] = {};
         const __nv_bfloat16* from[kWideSplits];
 #pragma unroll
-        for (int split = 0; split < kWideSplits; ++split) from[split] = partials_of(stack, half, split, token);
+        for (int split = 0; split < kWideSplits; ++split) from[split] = partials_of(stack, layer_half, split, token);
         bool there;
         do {
             there = true;
@@ -243,26 +244,26 @@ struct SumPart {
             add8(parts[i / kWideSplits][i % kWideSplits], sums[i / kWideSplits]);
     }
 
-    // Makes them nothing again. Whoever writes them next waits for what this block tells before that.
-    __device__ __forceinline__ void forget(const Stack& stack, Half half) const {
+    // Makes them nothing again. Whoever writes them next waits for what this block tells next, of the other half.
+    __device__ __forceinline__ void forget(const Stack& stack, LayerHalf layer_half) const {
         if (!exists) return;
 #pragma unroll
         for (int i = 0; i < kPieces * kWideSplits; ++i) {
-            __nv_bfloat16* at = partials_of(stack, half, i % kWideSplits, token) + column(i / kWideSplits);
+            __nv_bfloat16* at = partials_of(stack, layer_half, i % kWideSplits, token) + column(i / kWideSplits);
             *reinterpret_cast<uint4*>(at) = make_uint4(kNothing, kNothing, kNothing, kNothing);
         }
     }
 
     // residual += partial sums; hidden = RMSNorm(residual). `last`: hidden is the sums as they are, and the residual
     // goes to memory without them. scratch: 32 bytes that nobody else has used since the last sync_block.
-    __device__ __forceinline__ void operator()(const Stack& stack, Half half, const __nv_bfloat16* norm,
+    __device__ __forceinline__ void operator()(const Stack& stack, LayerHalf layer_half, const __nv_bfloat16* norm,
                                                uint32_t scratch, bool last) {
         float added[kPieces][8] = {}, factors[kPieces][8] = {}, squares = 0;
         uint4 weights[kPieces] = {};
 #pragma unroll
         for (int i = 0; i < kPieces; ++i)
             if (!last) weights[i] = read_ahead(norm + column(i));
-        take(stack, half, added);
+        take(stack, layer_half, added);
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) {
             if (last) {

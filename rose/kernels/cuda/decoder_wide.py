@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,6 +13,8 @@ from rose.kernels.cuda.stack import BF16_A_WORD, TURNS, StackShape
 from rose.kernels.cuda.views import rows_view
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rose.kernels.cuda.views import View
 
 # Blocks have tiles of a quarter of so many rows.
@@ -27,18 +29,14 @@ class WideDecoderKernels(DecoderKernels):
     source = DECODER_WIDE
     shape = WIDE
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        shape = TURNS, WIDE.max_tokens, QKV_WIDTH
-        self._qkv = torch.zeros(shape, dtype=torch.bfloat16, device=self.kernels.memory["counters"].device)
-
     def looked_at(self) -> dict[str, int]:
         """Nothing."""
         return {}
 
-    def addresses(self) -> dict[str, int]:
+    def plain_memory(self) -> dict[str, Tensor]:
         """See DecoderKernels."""
-        return {**super().addresses(), "qkv": self._qkv.data_ptr()}
+        shape = TURNS, WIDE.max_tokens, QKV_WIDTH
+        return {"qkv": torch.zeros(shape, dtype=torch.bfloat16, device=self._angles.device)}
 
     def views(self, rows: DecoderRows) -> list[View]:
         """See DecoderKernels."""
@@ -49,6 +47,7 @@ class WideDecoderKernels(DecoderKernels):
         # The kernel for fewer rows has the second turn's heads where they end.
         sizes, strides = (QKV_WIDTH, num_tokens, TURNS), (row, kernel * row)
         heads: list[View] = [
-            (self._qkv.data_ptr(), sizes, strides, (CHUNK, box, 1)) for box in (_QUERIES, tile)
+            (self._plain_memory["qkv"].data_ptr(), sizes, strides, (CHUNK, box, 1))
+            for box in (_QUERIES, tile)
         ]
         return [*read, *heads]

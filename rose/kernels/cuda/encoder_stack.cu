@@ -195,7 +195,9 @@ __device__ __forceinline__ Moments moments_of_block(const float (&values)[4], ui
 __device__ __forceinline__ void add_and_norm(const Stack& stack, const Sum& sum, uint32_t scratch,
                                              float (&residual)[4]) {
     const int at = blockIdx.x * kHidden + threadIdx.x * 4;
-    const auto read = [](const __nv_bfloat16* from) { return __ldg(reinterpret_cast<const uint2*>(from) + threadIdx.x); };
+    const auto read = [](const __nv_bfloat16* from) {
+        return __ldg(reinterpret_cast<const uint2*>(from) + threadIdx.x);
+    };
     const uint2 bias = read(sum.bias), weight = read(sum.weight), shift = read(sum.shift);
     float factors[4] = {}, shifts[4] = {};
     add(weight, factors), add(shift, shifts), add(bias, residual);

@@ -80,7 +80,17 @@ __device__ __forceinline__ void fetch(
         : "memory");
 }
 
-// The same for both blocks of a cluster.
+// As `fetch`, of one of several tensors behind each other.
+__device__ __forceinline__ void fetch_of(
+    uint32_t to, const CUtensorMap* map, int column, int row, int tensor, uint32_t barrier, uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+        "l"(map), "r"(column), "r"(row), "r"(tensor), "r"(barrier), "l"(policy)
+        : "memory");
+}
+
+// As `fetch`, for both blocks of a cluster.
 __device__ __forceinline__ void fetch_for_both(
     uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier) {
     asm volatile(
@@ -103,6 +113,17 @@ __device__ __forceinline__ void fetch_gated(
         " [%0], [%1, {%2, %3, %3, %4}], [%5], %6;" ::"r"(to),
         "l"(map), "r"(column), "r"(0), "r"(row / 16), "r"(barrier), "l"(kReadOnce)
         : "memory");
+}
+
+// Before a warpgroup's products whose sums it has touched since the last; behind them; until all but kLast groups of
+// them are done.
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+template <int kLast = 0>
+__device__ __forceinline__ void await_products() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLast) : "memory");
 }
 
 // d = weight [64, 16] @ x [kTokens, 16]^T, added to d if `add`.

@@ -25,9 +25,9 @@ TURNS = 2  # layers whose heads lie side by side
 BF16_A_WORD = 2
 _COUNTER_WORDS = 8
 _MAP_BYTES = 128
-_ALIGNMENT = 8  # of biases and norms, read four numbers at a time
-# Tensor maps in device memory, 14 KB a model, for as long as the process lives: the copy engine may remember
-# one by its address, and must not meet another one there.
+_ALIGNMENT = 16  # of biases and norms, read eight numbers at a time
+# Tensor maps in device memory, 14 KB a model and source, for as long as the process lives: the copy engine may
+# remember one by its address, and must not meet another one there.
 _MAPS: list[Tensor] = []
 
 
@@ -69,7 +69,7 @@ class StackKernels:
     A launch uses this object's memory: launches follow one another.
 
     Raises:
-        ValueError: an address is no multiple of 8 bytes.
+        ValueError: an address is no multiple of 16 bytes.
     """
 
     def __init__(

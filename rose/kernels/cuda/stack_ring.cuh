@@ -101,13 +101,18 @@ __device__ __forceinline__ void request_tile(Ring& ring, int first, int columns,
     }
 }
 
+// Until the counter has that value, and the copy engine sees what was written before it did.
+__device__ __forceinline__ void await(const uint32_t* counter, uint32_t value) {
+    while (counted(counter) < value) {
+    }
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 // `columns` of kRows rows from `first` and `row` on, once the counter has that value.
 template <int kRows>
 __device__ __forceinline__ void request_rows(Ring& ring, const CUtensorMap* map, int first, int columns,
                                              const uint32_t* counter, uint32_t value, int row = 0) {
-    while (counted(counter) < value) {
-    }
-    asm volatile("fence.proxy.async.global;" ::: "memory");
+    await(counter, value);
 #pragma unroll 1
     for (int at = first; at < first + columns; at += kStep, ring.next()) {
         const uint32_t barrier = ring.open(kRows * kStep * 2);
@@ -132,22 +137,22 @@ struct Products {
             const uint64_t row = descriptor(rows.here() + warpgroup() * kMine * kChunk * 2);
             wait_for(weights.is_full(), weights.parity);
             wait_for(rows.is_full(), rows.parity);
-            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+            begin_products();
 #pragma unroll
             for (int step = 0; step < kStep / 16; ++step) {  // 16 columns are 32 bytes: 2 in a descriptor's units
                 const int chunk = step / 4, column = step % 4 * 2;
                 multiply<kMine>(sums, weight + chunk * (kTileBytes / 16) + column,
                                 row + chunk * (kMine * kChunk * 4 / 16) + column, at + step > 0);
             }
-            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+            end_products();
             if (at > 0) {
-                asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                await_products<1>();
                 if (reports) arrive(weight_read), arrive(row_read);
             }
             weight_read = weights.is_empty(), row_read = rows.is_empty();
             weights.next(), rows.next();
         }
-        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+        await_products();
         if (reports) arrive(weight_read), arrive(row_read);
         sync_warpgroup();  // what was written out before has been read from where these sums will be transposed
     }

@@ -11,6 +11,7 @@ namespace {
 
 // In a warpgroup's own, behind 8 KB: of its 64 queries the largest scores and sums of weights, flags of its keys.
 constexpr int kFigures = 8 * 1024, kFlags = kFigures + kQueries * 8;
+static_assert(kFlags + 8 <= WideMemory<128>::kOwnBytes, "attention's own");
 
 // d [64, 64] += a [64, 16] @ b [16, 64], a of a warp's 16 rows in registers, b's rows 128 bytes of shared memory.
 __device__ __forceinline__ void multiply_values(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
@@ -27,12 +28,6 @@ __device__ __forceinline__ float power_of_two(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
-}
-
-__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-
-__device__ __forceinline__ void await_products() {
-    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
 
 // Whether it is so for any thread of this warpgroup; all wait for each other.
@@ -113,7 +108,7 @@ struct Mixing {
 };
 
 // A weight of zero times a value that is no number would be none. So where not all queries see all keys of a tile,
-// such values become zeros, and the sums of weights of queries that see them no numbers. slots: of this warpgroup's
+// such values become zeros, and the sums of weights of queries that see them no numbers, in all dimensions. slots: of this warpgroup's
 // kKeys keys, both halves of the dimensions. flags: 64 bits of shared memory.
 template <int kKeys>
 __device__ __forceinline__ void set_apart(const uint32_t (&slots)[2], uint32_t flags, const Bounds& bounds, int base,
@@ -144,7 +139,26 @@ __device__ __forceinline__ void set_apart(const uint32_t (&slots)[2], uint32_t f
     }
 }
 
-// From the ring, keys and values tile by tile.
+// Asks the tensor cores for the scores of this warpgroup's half of the tile of keys that comes next.
+template <int kTile>
+__device__ __forceinline__ void request_scores(const WideMemory<kTile>& shared, Ring& ring, uint32_t (&read)[2],
+                                               float (&scores)[kTile / 4]) {
+    constexpr int kMine = kTile / 2;
+    begin_products();
+#pragma unroll
+    for (int half = 0; half < 2; ++half, ring.next()) {
+        const uint64_t left = descriptor(shared.own(half));
+        const uint64_t right = descriptor(ring.here() + warpgroup() * kMine * kChunk * 2);
+        read[half] = ring.is_empty();
+        wait_for(ring.is_full(), ring.parity);
+#pragma unroll
+        for (int step = 0; step < kChunk / 16; ++step)
+            multiply<kMine>(scores, left + step * 2, right + step * 2, half + step > 0);
+    }
+    end_products();
+}
+
+// From the ring, keys and values tile by tile. The next tile's scores are made while this one's become weights.
 template <int kTile>
 __device__ __forceinline__ void mix_all(const WideMemory<kTile>& shared, Ring& ring, const Keys& keys,
                                         const Bounds& bounds, float scale, int layer, float (&scores)[kTile / 4],
@@ -155,29 +169,26 @@ __device__ __forceinline__ void mix_all(const WideMemory<kTile>& shared, Ring& r
     __syncwarp();
     if (reports) arrive(shared.own_is_free());
     wait_for(shared.queries_are_there(), layer % 2);
+    uint32_t keys_read[2];
+    float following[kMine / 2] = {};
+    request_scores<kTile>(shared, ring, keys_read, scores);
+    await_products();
+    if (reports) arrive(keys_read[0]), arrive(keys_read[1]);
 #pragma unroll 1
     for (int from = keys.first; from < keys.stop; from += kTile) {
         const int base = from + warpgroup() * kMine;
-        const bool whole = base >= keys.from && base + kMine <= keys.to;
+        const bool whole = base >= keys.from && base + kMine <= keys.to, more = from + kTile < keys.stop;
         uint32_t read[2], slots[2], weights[kMine / 16][4];
-        begin_products();
-#pragma unroll
-        for (int half = 0; half < 2; ++half, ring.next()) {
-            const uint64_t left = descriptor(shared.own(half));
-            const uint64_t right = descriptor(ring.here() + warpgroup() * kMine * kChunk * 2);
-            read[half] = ring.is_empty();
-            wait_for(ring.is_full(), ring.parity);
-#pragma unroll
-            for (int step = 0; step < kChunk / 16; ++step)
-                multiply<kMine>(scores, left + step * 2, right + step * 2, half + step > 0);
+        Ring values = ring;
+        if (more) {
+            ring.next(), ring.next();
+            request_scores<kTile>(shared, ring, keys_read, following);
         }
-        await_products();
-        if (reports) arrive(read[0]), arrive(read[1]);
         mixing.weigh<kMine>(scores, bounds, whole, base, scale, weights);
 #pragma unroll
-        for (int half = 0; half < 2; ++half, ring.next()) {
-            slots[half] = ring.here() + warpgroup() * kMine * kChunk * 2, read[half] = ring.is_empty();
-            wait_for(ring.is_full(), ring.parity);
+        for (int half = 0; half < 2; ++half, values.next()) {
+            slots[half] = values.here() + warpgroup() * kMine * kChunk * 2, read[half] = values.is_empty();
+            wait_for(values.is_full(), values.parity);
         }
         if (!whole) set_apart<kMine>(slots, shared.own(warpgroup()) + kFlags, bounds, base, mixing.totals);
         begin_products();
@@ -186,8 +197,13 @@ __device__ __forceinline__ void mix_all(const WideMemory<kTile>& shared, Ring& r
 #pragma unroll
             for (int step = 0; step < kMine / 16; ++step)  // 16 keys are 2048 bytes
                 multiply_values(mixing.values[half], weights[step], descriptor(slots[half]) + step * 128);
+        end_products();
         await_products();
         if (reports) arrive(read[0]), arrive(read[1]);
+        if (more && reports) arrive(keys_read[0]), arrive(keys_read[1]);
+        if (!more) ring = values;
+#pragma unroll
+        for (int i = 0; i < kMine / 2; ++i) scores[i] = following[i];
     }
 }
 
@@ -215,7 +231,7 @@ __device__ __forceinline__ void exchange(float (&kept)[32], const float (&given)
 }
 
 // Both warpgroups' sums under one maximum; totals then are of both. own, other: 512 bytes each.
-__device__ __forceinline__ void level(Mixing& mixing, float scale, uint32_t own, uint32_t other) {
+__device__ __forceinline__ void put_together(Mixing& mixing, float scale, uint32_t own, uint32_t other) {
     const int place = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
@@ -278,7 +294,7 @@ __device__ __forceinline__ void attend_wide(const Stack& stack, const WideMemory
 #pragma unroll
     for (int i = 0; i < 64; ++i) values[i / 32][i % 32] = 0;
     if (keys.first < keys.stop) mix_all<kTile>(shared, ring, keys, bounds, stack.scale, layer, scores, mixing);
-    level(mixing, stack.scale, own + kFigures, other + kFigures);
+    put_together(mixing, stack.scale, own + kFigures, other + kFigures);
     const int first = share.first_query + warp * 16, rows = stack.num_tokens - first;
     __nv_bfloat16* out = stack.context + static_cast<int64_t>(first) * H::kQueryHeads * H::kHeadDim +
                          share.query_head * H::kHeadDim + group * kChunk;

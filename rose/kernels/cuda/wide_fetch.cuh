@@ -27,7 +27,8 @@ __device__ __forceinline__ uint32_t* wide_counter(const Stack& stack, int layer,
 template <int kTile>
 struct WideShare {
     static constexpr int kSummed = kTile * kTokenTiles / kBlocks;  // tokens whose partial sums a block adds up
-    static_assert(kTile * kTokenTiles * H::kQueryHeads <= kBlocks * 2 * kQueries, "queries");
+    static_assert(kTile * kTokenTiles * H::kQueryHeads <= kBlocks * kQueries, "a block for all queries");
+    static_assert(kTileBlocks == H::kHeads && kWideColumns == 2 * kTileRows, "tiles of two times 64 rows");
     int tile = blockIdx.x / kTileBlocks, first_token = tile * kTile, part = blockIdx.x % kTileBlocks;
     int split = part / (kTileBlocks / kWideSplits), columns = part % (kTileBlocks / kWideSplits) * kWideColumns;
     int query_head = blockIdx.x % H::kQueryHeads, first_query = blockIdx.x / H::kQueryHeads * kQueries;
@@ -39,16 +40,20 @@ __device__ __forceinline__ int key_head(int head) {
     return head < H::kQueryHeads ? head / H::kGroup : head % H::kKeyHeads;
 }
 
-// Shared memory: barriers, each warpgroup's own, angles of rotation, weights, rows. Slots are of 64 columns of K, or of keys' dimensions.
+// Shared memory: barriers, each warpgroup's own, angles of rotation, weights, rows. Slots are of 64 columns of K, or of
+// keys' dimensions.
 template <int kTile>
 struct WideMemory {
     static constexpr int kRowBytes = kTile * kChunk * 2, kOwnBytes = 12 * 1024;
-    static constexpr int kAngleBytes = kComputing * kTile;  // half a head's for two tokens in 8
+    static constexpr int kAngleBytes = kComputing * kTile;  // a thread's pair in both halves, two tokens in 8
     static constexpr int kRowSlots = kTile == 128 ? 5 : 8;
     static constexpr int kWeightSlots =
         (kSharedBytes - kHeaderBytes - 2 * kOwnBytes - kAngleBytes - kRowSlots * kRowBytes) / kTileBytes;
     static constexpr int kAhead = 6;  // slots of weights that are asked for at a time
     static_assert((2 * (kRowSlots + kWeightSlots) + 3) * 8 <= kHeaderBytes, "barriers");
+    static_assert(kOwnBytes % 1024 == 0 && kAngleBytes % 1024 == 0, "swizzled slots");
+    static_assert(kGatedTilesOfBlock * kTile / 2 * 64 <= kOwnBytes, "SwiGLU on its way out");
+    static_assert(32 * (kTile / 2 + 8) * 4 + kTile / 2 * 4 <= kOwnBytes, "squares and factors of a head");
     uint32_t base;
 
     __device__ uint32_t own(int group) const { return base + kHeaderBytes + group * kOwnBytes; }
@@ -131,23 +136,6 @@ __device__ void request_weights(const Stack& stack, Ring ring, uint32_t quiet) {
     }
 }
 
-// As `fetch`, of one of several tensors behind each other.
-__device__ __forceinline__ void fetch_of(
-    uint32_t to, const CUtensorMap* map, int column, int row, int tensor, uint32_t barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
-        "l"(map), "r"(column), "r"(row), "r"(tensor), "r"(barrier), "l"(kReadOften)
-        : "memory");
-}
-
-// Until the counter has that value, and the copy engine sees what was written before it did.
-__device__ __forceinline__ void await(const uint32_t* counter, uint32_t value) {
-    while (counted(counter) < value) {
-    }
-    asm volatile("fence.proxy.async.global;" ::: "memory");
-}
-
 // The maps of what other blocks make: boxes of 64 columns of a tile's tokens, for queries of 64 of them.
 struct Maps {
     const CUtensorMap *hidden, *context, *narrow, *queries, *keys;
@@ -158,7 +146,7 @@ __device__ __forceinline__ void request_head(Ring& ring, const CUtensorMap* map,
 #pragma unroll
     for (int half = 0; half < H::kHeadDim / kChunk; ++half, ring.next()) {
         const uint32_t barrier = ring.open(ring.bytes);
-        fetch_of(ring.here(), map, head * H::kHeadDim + half * kChunk, row, turn, barrier);
+        fetch_of(ring.here(), map, head * H::kHeadDim + half * kChunk, row, turn, barrier, kReadOften);
     }
 }
 
@@ -171,7 +159,7 @@ __device__ __forceinline__ void request_queries(const WideMemory<kTile>& shared,
 #pragma unroll
     for (int half = 0; half < H::kHeadDim / kChunk; ++half)
         fetch_of(shared.own(half), map, share.query_head * H::kHeadDim + half * kChunk, share.first_query, layer % 2,
-                 barrier);
+                 barrier, kReadOften);
 }
 
 // Of a whole warp, of which one thread goes on.

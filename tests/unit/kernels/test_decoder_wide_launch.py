@@ -79,8 +79,8 @@ def test_what_is_waited_for_is_nothing_before_a_launch(library, driver):
     assert memory["partials"].data_ptr() == seen.partials
     assert memory["partials"].nbytes == 2 * 4 * 512 * 1024 * 2  # both halves of a layer, four parts of K
     assert seen.squares is None
-    assert (kernels._qkv == 0).all()
-    assert kernels._qkv.nbytes == 2 * 512 * 4096 * 2  # two layers in turns
+    assert (kernels._plain_memory["qkv"] == 0).all()
+    assert kernels._plain_memory["qkv"].nbytes == 2 * 512 * 4096 * 2  # two layers in turns
 
 
 def test_a_batch_takes_the_first_kernel_with_room(library, monkeypatch):
@@ -116,7 +116,7 @@ def test_the_numbers_are_the_source_s():
     assert WIDE.groups == WIDE.sums // 2 * _TOKEN_TILES
     parts = re.search(r"enum WidePart \{ (.*?), kWideParts \};", source).group(1)
     assert len(parts.split(", ")) == WIDE.parts
-    assert "enum Half { kAttentionHalf, kMlpHalf };" in source
+    assert "enum LayerHalf { kAttentionHalf, kMlpHalf };" in source
     assert f"(layer * kWideParts + part) * kWideGroups + group) * {stack._COUNTER_WORDS}" in source
     assert re.findall(r"^KERNEL\((\d+)\)", source, re.MULTILINE) == [str(tile) for tile in WIDE.tiles]
     assert decoder_stack.QKV_WIDTH == 4096

@@ -105,9 +105,9 @@ def test_a_layer_s_numbers_are_where_the_kernel_reads_them(library, driver):
     assert addresses == [getattr(layer, name).data_ptr() for layer in layers for name in names]
 
 
-def test_numbers_must_lie_where_four_can_be_read_at_once(library):
-    apart = replace(_weights(), wide_bias=_empty(4097)[1:])
-    with pytest.raises(ValueError, match="multiples of 8 bytes"):
+def test_numbers_must_lie_where_eight_can_be_read_at_once(library):
+    apart = replace(_weights(), wide_bias=_empty(4100)[4:])
+    with pytest.raises(ValueError, match="multiples of 16 bytes"):
         EncoderKernels(library, [_weights(), apart], eps=1, scale=1)
 
 
