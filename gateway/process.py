@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import NoReturn, TextIO, TypeVar
 
 T = TypeVar("T")
@@ -84,6 +85,7 @@ def leave(status: int) -> NoReturn:
     (status -6): C++ ends a process whose threads, here those of Arrow's pools, go away while they start.
     """
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(BrokenPipeError):  # whoever read it has had enough
+            stream.flush()
     os._exit(status)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from scheduler.options import SchedulerOptions
 from tests.corpus.jobs import embed, rejected, rows, write_parquet
 from tests.corpus.processes import REAL, CorpusProcess, run
 from tests.http.served import serving
+from tests.programs import ROOT
 
 TEXTS = [
     "A man is eating food.",
@@ -96,3 +100,16 @@ def test_nothing_that_libraries_do_at_the_end_changes_the_status(tmp_path: Path)
         status, out, err = process.wait()
     assert (status, err) == (0, "")
     assert out
+
+
+def test_a_reader_that_has_had_enough_is_no_error() -> None:
+    """Such as `head -1`."""
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "server.py", "corpus", "--plan", "1e9"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as closed:
+        done = subprocess.run(
+            command, cwd=ROOT, env=buffered, stdout=closed, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, "")
