@@ -95,7 +95,9 @@ struct HeadPart {
 #pragma unroll
         for (int i = 0; i < kMine / 4; i += 4) {
             const float4 four = load_shared4(place(half, i));
-            reinterpret_cast<float4&>(loaded[i]) = four;
+            const float words[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (int j = 0; j < 4; ++j) loaded[i + j] = reinterpret_cast<const __half2&>(words[j]);
         }
     }
 

@@ -46,7 +46,7 @@ template <int kTile>
 struct WideMemory {
     static constexpr int kRowBytes = kTile * kChunk * 2, kOwnBytes = 12 * 1024;
     static constexpr int kAngleBytes = kComputing * kTile;  // a thread's pair in both halves, two tokens in 8
-    static constexpr int kRowSlots = kTile == 128 ? 5 : 8;
+    static constexpr int kRowSlots = kTile == 128 ? 5 : 8;  // the fastest division of what is left (log.md)
     static constexpr int kWeightSlots =
         (kSharedBytes - kHeaderBytes - 2 * kOwnBytes - kAngleBytes - kRowSlots * kRowBytes) / kTileBytes;
     static constexpr int kAhead = 6;  // slots of weights that are asked for at a time
