@@ -108,8 +108,8 @@ struct Mixing {
 };
 
 // A weight of zero times a value that is no number would be none. So where not all queries see all keys of a tile,
-// such values become zeros, and the sums of weights of queries that see them no numbers, in all dimensions. slots: of this warpgroup's
-// kKeys keys, both halves of the dimensions. flags: 64 bits of shared memory.
+// such values become zeros, and the sums of weights of queries that see them no numbers, in all dimensions. slots: of
+// this warpgroup's kKeys keys, both halves of the dimensions. flags: 64 bits of shared memory.
 template <int kKeys>
 __device__ __forceinline__ void set_apart(const uint32_t (&slots)[2], uint32_t flags, const Bounds& bounds, int base,
                                           float (&totals)[2]) {
