@@ -151,8 +151,8 @@ enum LayerHalf { kAttentionHalf, kMlpHalf };
 
 // Of the tokens from `token` on.
 __device__ __forceinline__ __nv_bfloat16* partials_of(const Stack& stack, LayerHalf layer_half, int split, int token) {
-    const int row = (layer_half * kWideSplits + split) * stack.num_tokens + token;
-    return stack.partials + static_cast<int64_t>(row) * kHidden;
+    return stack.partials +
+           static_cast<int64_t>((layer_half * kWideSplits + split) * stack.num_tokens + token) * kHidden;
 }
 
 // A product of 128 columns and a part of K, from what comes next, to its partial sums.
