@@ -26,8 +26,8 @@ BF16_A_WORD = 2
 _COUNTER_WORDS = 8
 _MAP_BYTES = 128
 _ALIGNMENT = 16  # of biases and norms, read eight numbers at a time
-# Tensor maps in device memory, 14 KB a model and source, for as long as the process lives: the copy engine may
-# remember one by its address, and must not meet another one there.
+# Tensor maps in device memory, 14 KB a model and source, for as long as the process lives: the copy engine
+# may remember one by its address, and must not meet another one there.
 _MAPS: list[Tensor] = []
 
 
