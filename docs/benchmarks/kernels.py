@@ -272,7 +272,7 @@ def decoder_products(model: Any, tokens: int) -> None:
         layer.down(rows.narrow, rows.hidden, rows.partials)
 
 
-def attention(model: Model, batch: DeviceBatch) -> None:
+def attentions(model: Model, batch: DeviceBatch) -> None:
     """Every layer's attention, on the heads that the last forward left."""
     for layer in model._layers:
         if isinstance(model, bert.BertModel):
@@ -330,7 +330,7 @@ def time_batch(
         parts = (
             ("held_us", us, lambda: model.forward(batch, outputs)),
             ("products_held_us", 0.75 * us, lambda: products(model, tokens)),
-            ("attention_held_us", 0.2 * us, lambda: attention(model, batch)),
+            ("attention_held_us", 0.2 * us, lambda: attentions(model, batch)),
         )
         for name, about_us, enqueue in parts:
             row[name] = round(graph_us(enqueue, max(replays, round(HOLD_US / about_us)), rounds=2), 1)
