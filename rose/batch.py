@@ -145,6 +145,8 @@ class EngineInfo:
     normalize: whether vectors are L2-normalised unless a request says not to.
     has_int8: whether BatchResult.int8 is given.
     max_batch_tokens, max_batch_seqs: the most one step takes.
+    whole_job_tokens: up to so many tokens of one request are better in one step than in several, even if those
+        would be large enough for full throughput; 0: they are not.
     attention: the attention backends in use, in order of preference.
     chunk_separator: the token between the chunks of a document, of models trained on such; None: nothing is.
     type_vocab_size: kinds of token types that the model tells apart; 0: it has none.
@@ -183,6 +185,7 @@ class EngineInfo:
     token_outputs: Mapping[TokenOutput, int] = field(default_factory=dict)
     max_token_bytes: int = 64 << 20
     unweighted_ids: tuple[int, ...] = ()
+    whole_job_tokens: int = 0
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from rose.layers.fp8_weights import FP8_ARCHITECTURES, DequantizedWeights, Fp8We
 from rose.limits import StepLimits
 from rose.models.registry import build_model
 from rose.progress import shown
+from rose.step_size import device_batch_tokens
 from rose.weights import dummy_weights, open_weights, stored_bytes
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ def _settled(options: EngineOptions, config: ModelConfig) -> _Settled:
     fp8 = _fp8(options.dtype, device, config)
     dtype = _dtype("auto" if fp8 else options.dtype, device, config)
     max_seqs = _max_batch_seqs(options, config)
-    return _Settled(dtype, fp8, device, *_lengths(options, config), max_seqs, options.max_token_bytes)
+    lengths = _lengths(options, config, device)
+    return _Settled(dtype, fp8, device, *lengths, max_seqs, options.max_token_bytes)
 
 
 def _stored(
@@ -127,6 +129,7 @@ def _info(model_name: str, config: ModelConfig, settled: _Settled, attention: tu
         max_model_len=settled.max_model_len,
         max_batch_tokens=settled.max_batch_tokens,
         max_batch_seqs=settled.max_batch_seqs,
+        whole_job_tokens=0 if settled.device.type == "cpu" else settled.max_batch_tokens,
         pooling=config.pooling,
         normalize=config.normalize,
         has_int8=config.quantizer == "tanh_int8",
@@ -217,19 +220,25 @@ def _fp8(name: str, device: torch.device, config: ModelConfig) -> bool:
     return True
 
 
-def _lengths(options: EngineOptions, config: ModelConfig) -> tuple[int, int]:
+def _lengths(options: EngineOptions, config: ModelConfig, device: torch.device) -> tuple[int, int]:
     """max_batch_tokens and max_model_len, such that every accepted sequence fits into one step."""
     wanted = options.max_model_len or config.max_model_len
     if wanted > config.max_model_len:
         raise ModelLoadError(f"--max-model-len {wanted}: this model takes {config.max_model_len} tokens")
     if options.max_batch_tokens is None:
-        return max(DEFAULT_BATCH_TOKENS, wanted), wanted
+        return max(_default_batch_tokens(config, device), wanted), wanted
     if options.max_model_len is not None and wanted > options.max_batch_tokens:
         raise ModelLoadError(
             f"--max-model-len {wanted} exceeds --max-batch-tokens {options.max_batch_tokens}: "
             "a sequence is never split, raise the latter"
         )
     return options.max_batch_tokens, min(wanted, options.max_batch_tokens)
+
+
+def _default_batch_tokens(config: ModelConfig, device: torch.device) -> int:
+    if device.type == "cpu":
+        return DEFAULT_BATCH_TOKENS
+    return device_batch_tokens(config, torch.cuda.get_device_properties(device).total_memory)
 
 
 def _max_batch_seqs(options: EngineOptions, config: ModelConfig) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TypeAlias
 
-from rose.engine_options import DEFAULT_BATCH_TOKENS, EngineOptions
+from rose.engine_options import DEFAULT_BATCH_TOKENS, MOST_BATCH_TOKENS, EngineOptions
 from rose.model_aliases import ALIASES
 
 Group: TypeAlias = "argparse._ArgumentGroup"
@@ -71,7 +71,8 @@ def _add_batch_flags(group: Group, defaults: EngineOptions) -> None:
         metavar="TOKENS",
         type=positive,
         help="most tokens in one forward, for which device memory is set aside; the batch that pays is "
-        f"learned while serving, and smaller; default: {DEFAULT_BATCH_TOKENS}, or --max-model-len if more",
+        f"learned while serving, and smaller, but on a GPU one request may fill a step by itself; default: "
+        f"{DEFAULT_BATCH_TOKENS}, on a GPU up to {MOST_BATCH_TOKENS} by its memory; or --max-model-len if more",
     )
     group.add_argument(
         "--max-batch-seqs",

@@ -7,7 +7,7 @@ them, from the faster third: cold steps, graph captures and a stalled loop make 
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -59,17 +59,19 @@ class _Cell:
 class _Curve:
     """Step time over tokens, through cells of one class; more tokens never take less time.
 
-    knee: the fewest tokens within `tolerance` of the best rate, or, as long as no batch of `_REACH` times as
-    many is known, that many.
+    knee: the fewest tokens within `tolerance` of the best rate up to `ceiling` tokens, or, as long as no batch
+    of `_REACH` times as many is known, that many.
     """
 
     __slots__ = ("knee", "ms", "tokens")
 
-    def __init__(self, cells: Iterable[_Cell], tolerance: float) -> None:
+    def __init__(self, cells: Iterable[_Cell], tolerance: float, ceiling: int) -> None:
         rising = sorted((cell.tokens, cell.ms) for cell in cells)
         self.tokens = [tokens for tokens, _ in rising]
         self.ms = list(accumulate((ms for _, ms in reversed(rising)), min))[::-1]
-        rates = [tokens / ms for tokens, ms in zip(self.tokens, self.ms, strict=True)]
+        # Larger batches, of one job each, are nobody's measure: what others wait for is to stay short.
+        counted = max(1, bisect_right(self.tokens, ceiling))
+        rates = [tokens / ms for tokens, ms in zip(self.tokens[:counted], self.ms, strict=False)]
         first = next(index for index, rate in enumerate(rates) if rate >= (1 - tolerance) * max(rates))
         reach = _REACH * self.tokens[first]
         self.knee = self.tokens[first] if self.tokens[-1] >= reach else reach
@@ -166,7 +168,7 @@ class CostModel:
             for known in sorted(self._classes, key=lambda known: abs(known - length_class)):
                 cells = [cell for cell in self._classes[known].values() if cell.trusted or not trusted]
                 if cells:
-                    self._curves[key] = _Curve(cells, self._tolerance)
+                    self._curves[key] = _Curve(cells, self._tolerance, self._ceiling)
                     break
         return self._curves[key]
 

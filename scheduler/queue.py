@@ -118,6 +118,11 @@ class SequenceQueue:
         """Whether the next batch is half of one for which the device had too little memory."""
         return bool(self._waiting) and self._waiting[0].retry > 0
 
+    @property
+    def first_job_tokens(self) -> int:
+        """What waits of the job at the front, in tokens; 0 if it has ended, or there is none."""
+        return self._waiting[0].job.waiting_tokens if self._waiting else 0
+
     def __len__(self) -> int:
         return self.num_seqs
 

@@ -20,6 +20,7 @@ def fake_info(
     max_batch_seqs: int = 64,
     has_int8: bool = False,
     token_outputs: Mapping[TokenOutput, int] | None = None,
+    whole_job_tokens: int = 0,
 ) -> EngineInfo:
     """An EngineInfo with the limits that tests care about."""
     return EngineInfo(
@@ -38,6 +39,7 @@ def fake_info(
         attention=("fake",),
         token_outputs=token_outputs or {},
         unweighted_ids=(0, 1, 256, 257),
+        whole_job_tokens=whole_job_tokens,
     )
 
 

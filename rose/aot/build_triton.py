@@ -29,7 +29,7 @@ from rose.aot.folders import default_output
 from rose.aot.products import ProductKernel
 from rose.attention import policy
 from rose.config import ModelConfig, load_config
-from rose.engine_options import DEFAULT_BATCH_TOKENS
+from rose.engine_options import MOST_BATCH_TOKENS
 from rose.kernels import early, fused, gemm
 from rose.kernels.cuda.decoder_wide import WIDE
 from rose.kernels.jit import prebuilt
@@ -157,8 +157,8 @@ def ask_for_kernels(config: ModelConfig) -> None:
     """Launch what a server of this model compiles at its start."""
     # The stages behind a pooling use no kernels.
     config = replace(config, scorer=None, dense=())
-    model = build_model(config, ShapesOnly(), torch.bfloat16, torch.device("meta"), DEFAULT_BATCH_TOKENS)
-    compile_ahead(model, row_counts(gemm.table().keys(), DEFAULT_BATCH_TOKENS))
+    model = build_model(config, ShapesOnly(), torch.bfloat16, torch.device("meta"), MOST_BATCH_TOKENS)
+    compile_ahead(model, row_counts(gemm.table().keys(), MOST_BATCH_TOKENS))
 
 
 def variants_of(configs: Iterable[ModelConfig]) -> dict[str, CompiledKernel]:

@@ -57,7 +57,9 @@ class RandomEngine(FakeEngine):
     """Ends its steps as a list of words says; `OutOfMemoryError` also at launch."""
 
     def __init__(self, ends: list[str], dies_at_step: int | None) -> None:
-        info = fake_info(max_batch_tokens=MAX_TOKENS, max_batch_seqs=MAX_SEQS)
+        # Of every second kind of run, whatever else is random in it, large jobs are steps of their own.
+        whole = MAX_TOKENS * (len(ends) % 2)
+        info = fake_info(max_batch_tokens=MAX_TOKENS, max_batch_seqs=MAX_SEQS, whole_job_tokens=whole)
         super().__init__(info=info, service_s=lambda batch: STEP_S * (1 + batch.num_tokens / MAX_TOKENS))
         self._ends = list(ends)
         self._dies_at_step = dies_at_step

@@ -131,6 +131,32 @@ def test_a_job_of_many_batches_is_put_together() -> None:
     run_virtual(scenario())
 
 
+def test_a_large_job_is_one_step_and_delays_nobody() -> None:
+    """Who is behind it waits for all of it either way, who is before it for none of it."""
+
+    async def answered_s(whole_job_tokens: int) -> tuple[list[float], list[int]]:
+        info = fake_info(max_batch_tokens=2048, whole_job_tokens=whole_job_tokens)
+        engine = FakeEngine(info=info, service_s=lambda batch: batch.num_tokens * 1e-5)
+        clock = asyncio.get_running_loop().time
+        async with batching(engine, **KNOWN) as batcher:
+
+            async def timed(*lengths: int) -> float:
+                started_s, job = clock(), [sequence(length) for length in lengths]
+                assert_answers(await batcher.run(job), job)
+                return clock() - started_s
+
+            times = await asyncio.gather(timed(64), timed(*[64] * 20), timed(64))
+        return list(times), seqs(engine)
+
+    async def scenario() -> None:
+        parted_s, in_parts = await answered_s(0)
+        whole_s, at_once = await answered_s(2048)
+        assert (in_parts, at_once) == ([1] * 22, [1, 20, 1])
+        assert whole_s == pytest.approx(parted_s, rel=0.02)
+
+    run_virtual(scenario())
+
+
 def test_token_types_stay_with_their_sequence() -> None:
     async def scenario() -> None:
         engine = FakeEngine()

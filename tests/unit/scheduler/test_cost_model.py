@@ -121,6 +121,19 @@ def test_an_unsaturable_device_gets_the_ceiling_and_never_more() -> None:
     assert saturate(model(ceiling=5000), lambda tokens: 5.0, 60) == 5000
 
 
+def test_steps_beyond_the_ceiling_are_predicted_and_do_not_move_the_budget() -> None:
+    cost = model(ceiling=4096)
+    for tokens in (1024, 2048, 4096):
+        teach(cost, tokens, tokens * 0.002)
+    before = cost.budget(LENGTH * 1000, 1000)
+    teach(cost, 32_768, 32_768 * 0.0015)
+    assert cost.budget(LENGTH * 1000, 1000) == before == 1024
+    assert cost.predict(32_768, 256) == pytest.approx(49.2, rel=0.01)
+    alone = model(ceiling=4096)
+    teach(alone, 32_768, 50.0)
+    assert alone.budget(LENGTH * 1000, 1000) == 4096
+
+
 def test_the_floor_holds_and_bends_to_the_ceiling() -> None:
     assert model(floor=1000).budget(10, 1) == 1000
     assert model(floor=1000, ceiling=100).budget(10, 1) == 100

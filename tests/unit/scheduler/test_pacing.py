@@ -24,9 +24,13 @@ def pacer(max_batch_tokens: int = 4096, max_batch_seqs: int = 64) -> Pacer:
 
 
 def waiting(*lengths: int) -> SequenceQueue:
+    return waiting_jobs(lengths) if lengths else SequenceQueue()
+
+
+def waiting_jobs(*jobs: tuple[int, ...]) -> SequenceQueue:
     queue = SequenceQueue()
     loop = asyncio.new_event_loop()
-    if lengths:
+    for lengths in jobs:
         queue.append(Job(len(lengths), loop.create_future(), 0.0), [sequence(length) for length in lengths])
     loop.close()
     return queue
@@ -77,6 +81,26 @@ def test_batches_are_evened_out(tokens: int, expected: int) -> None:
 def test_no_batch_is_larger_than_the_engine_takes() -> None:
     assert pacer(max_batch_tokens=300).batch_tokens(waiting(350)) == 300
     assert pacer(max_batch_tokens=100).budget(waiting(350)) == 100
+
+
+@pytest.mark.parametrize(
+    ("jobs", "whole_job_tokens", "expected"),
+    [
+        ([(512,) * 5], 0, 256),
+        ([(512,) * 5], 4096, 2560),  # all of it
+        ([(100,), (512,) * 5], 4096, 266),  # the first one's answer does not wait for the large one's
+        ([(512,) * 5, (100,)], 4096, 2560),  # nor does the large one's for whoever is behind it
+        ([(128,) * 4, (512,) * 5], 4096, 512),
+        ([(512,) * 5], 2048, 1280),  # in even parts
+        ([(100,)], 4096, 100),
+        ([(60,)] * 10, 4096, 300),  # small jobs are as many as pay
+    ],
+)
+def test_a_large_job_is_one_step_where_the_engine_takes_it_whole(
+    jobs: list[tuple[int, ...]], whole_job_tokens: int, expected: int
+) -> None:
+    info = fake_info(max_batch_tokens=4096, whole_job_tokens=whole_job_tokens)
+    assert Pacer(info, OPTIONS).batch_tokens(waiting_jobs(*jobs)) == expected
 
 
 def test_the_next_step_begins_when_the_one_before_it_ends() -> None:

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import rose
+from rose.config import load_config
+from rose.step_size import activation_bytes, device_batch_tokens
+
+PRESETS = Path(rose.__file__).parent / "presets"
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("alias", "gib", "expected"),
+    [
+        ("pplx-embed", 140, 65_536),
+        ("pplx-embed", 80, 65_536),
+        ("pplx-embed", 24, 16_384),
+        ("bge-m3", 140, 65_536),
+        ("bge-m3", 8, 16_384),
+    ],
+)
+def test_a_gpu_takes_as_much_as_its_memory_allows(alias: str, gib: int, expected: int) -> None:
+    config = load_config(PRESETS / alias)
+    tokens = device_batch_tokens(config, gib * GIB)
+    assert tokens == expected
+    assert tokens == 16_384 or tokens * activation_bytes(config) <= gib * GIB / 32
+
+
+def test_a_sparse_model_gets_no_more_than_others_have_at_least() -> None:
+    config = load_config(PRESETS / "bge-m3")
+    assert device_batch_tokens(replace(config, task="sparse"), 140 * GIB) == 16_384
+
+
+def test_the_activations_are_no_more_than_what_is_counted() -> None:
+    import torch
+
+    from rose.layers.workspace import Workspace
+
+    config = load_config(PRESETS / "pplx-embed")
+    memory = Workspace(config, 4096, torch.bfloat16, torch.device("meta")).rows(4096)
+    names = ("residual", "hidden", "qkv", "context", "wide", "narrow")
+    assert sum(getattr(memory, name).nbytes for name in names) <= 4096 * activation_bytes(config)
