@@ -43,8 +43,8 @@ class Pending(Protocol):
         """When it is predicted to be done, in seconds of `time.monotonic`; None: no idea."""
         ...
 
-    def near(self) -> None:
-        """Told once or twice that its end is near, where the loop slept until then. Never raises."""
+    def near(self, left_s: float) -> None:
+        """Told once or twice, where the loop slept, that its end is predicted in `left_s`. Never raises."""
         ...
 
 
@@ -79,7 +79,7 @@ class _Wait:
             self.near_s = FAR_S
         elif LATE_S < left_s <= self.near_s:
             self.near_s = SOON_S if left_s > SOON_S else 0.0
-            self.pending.near()
+            self.pending.near(left_s)
 
 
 class Poller:

@@ -22,7 +22,7 @@ class Outlook(Protocol):
         """When the work is predicted to be done, in seconds of `time.monotonic`, or None. Asked once."""
         ...
 
-    def near(self) -> None:
+    def near(self, left_s: float) -> None:
         """See `completion.Pending.near`."""
         ...
 
@@ -70,10 +70,10 @@ class LazyTensor(Generic[T]):
             self._due_s = self._outlook.due_s()
         return self._due_s
 
-    def near(self) -> None:
+    def near(self, left_s: float) -> None:
         """See `completion.Pending.near`."""
         if self._outlook is not None:
-            self._outlook.near()
+            self._outlook.near(left_s)
 
     @property
     def done(self) -> bool:

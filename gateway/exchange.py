@@ -94,11 +94,23 @@ Stream: TypeAlias = Callable[[], Events]
 _EVENTS = Answer(b"", "text/event-stream", (("Cache-Control", "no-store"), ("X-Accel-Buffering", "no")))
 
 
+class PlainRequest(msgspec.Struct, frozen=True):
+    """A plain request as it came."""
+
+    head: bytes
+    body: bytes
+
+
 class PlainRoutes(msgspec.Struct):
-    """The work routes by path, for `gateway.express`. max_body_bytes: of a request's body."""
+    """The work routes by path, for `gateway.express`. max_body_bytes: of a request's body.
+
+    newest: of the small requests in msgpack that are being answered, if `keeps_newest`.
+    """
 
     works: dict[bytes, Work]
     max_body_bytes: int
+    keeps_newest: bool = False
+    newest: PlainRequest | None = None
 
 
 PLAIN_ROUTES = web.AppKey("plain_routes", PlainRoutes)

@@ -21,7 +21,8 @@ from typing import Any
 from aiohttp import hdrs, web
 
 from gateway.connection import ClientPatience, Connection
-from gateway.exchange import PlainRoutes, Reply
+from gateway.exchange import PlainRequest, PlainRoutes, Reply
+from gateway.media import Media, request_media
 from gateway.plain_head import PlainHead, read_plain_head
 from gateway.strays import Strays
 
@@ -31,6 +32,8 @@ _HOLD_S = 0.05
 _HOLD_BYTES = 1 << 20
 # Of what a client sends before it has its answer; then its connection is read no more until it has.
 _MAX_BEHIND_BYTES = 1 << 16
+# A larger one would take long to answer once more, see `gateway.rehearsal`.
+_MAX_KEPT_BYTES = 1 << 16
 # A smaller body is copied behind its head: one buffer to send instead of two.
 _MAX_COPIED_BYTES = 1 << 16
 
@@ -44,6 +47,7 @@ class ExpressConnection(Connection):
         "_head_bytes",
         "_held",
         "_hold_timer",
+        "_kept",
         "_missing",
         "_routes",
         "_running",
@@ -65,6 +69,7 @@ class ExpressConnection(Connection):
         self._held: list[bytes] = []
         self._missing = 0  # bytes of the body that `_held` begins
         self._hold_timer: asyncio.TimerHandle | None = None
+        self._kept: PlainRequest | None = None
         self._running: asyncio.Task[None] | None = None
 
     def data_received(self, data: bytes) -> None:
@@ -147,9 +152,17 @@ class ExpressConnection(Connection):
         if self._manager is not None:
             self._manager.requests_count += 1
         self._request_in_progress = True
+        if self._routes.keeps_newest:
+            self._keep(head, body)
         task = _task(self._answer(head, body), self._loop)
         if not task.done():
             self._running = task
+
+    def _keep(self, head: PlainHead, body: bytes) -> None:
+        """Until it is answered, or there is a newer one."""
+        media = request_media(head.headers.get(hdrs.CONTENT_TYPE))
+        if media is Media.MSGPACK and len(body) <= _MAX_KEPT_BYTES:
+            self._kept = self._routes.newest = PlainRequest(self._head_bytes, body)
 
     async def _answer(self, head: PlainHead, body: bytes) -> None:
         async def whole() -> bytes:
@@ -186,6 +199,10 @@ class ExpressConnection(Connection):
         """As aiohttp after an answer: wake a shutdown that waits for it, close, or wait for the next."""
         self._running = None
         self._request_in_progress = False
+        if self._kept is not None:
+            if self._routes.newest is self._kept:
+                self._routes.newest = None
+            self._kept = None
         if self._handler_waiter is not None and not self._handler_waiter.done():
             self._handler_waiter.set_result(None)
         if self._force_close or self.transport is None:

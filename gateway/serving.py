@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,8 +23,10 @@ from gateway.announcement import announcement
 from gateway.app import create_app
 from gateway.balancer import Balancer
 from gateway.drain import DRAIN
+from gateway.exchange import PLAIN_ROUTES
 from gateway.options import GatewayOptions
 from gateway.process import beside, ended_within, leave, quiet_collector
+from gateway.rehearsal import NearingEngine, RequestRehearsal
 from gateway.replicas import parent
 from gateway.replicas.fleet import Fleet
 from gateway.replicas.options import ReplicaOptions
@@ -112,6 +115,7 @@ class Backend:
     """What runs sequences: an engine in this process, or the replicas of a fleet.
 
     describe: what /info says of it. close: frees what it holds; whether that ended in time.
+    engine: the one in this process.
     """
 
     scheduler: Batcher | Balancer
@@ -119,6 +123,7 @@ class Backend:
     stats: Callable[[], Mapping[str, object]]
     close: Callable[[], Awaitable[bool]]
     fleet: Fleet | None = None
+    engine: Engine | None = None
 
     def describe(self) -> dict[str, object]:
         """What /info says of it."""
@@ -159,6 +164,7 @@ class Server:
         self._model = model
         self._port = port
         self._tracing: Tracing | None = None
+        self._rehearsal: RequestRehearsal | None = None
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:
@@ -197,6 +203,7 @@ class Server:
         tokenizer = await asyncio.to_thread(find_tokenizer, options, folder)
         backend = await self._backend(loading, folder)
         app = self._application(folder, tokenizer, backend)
+        await self._rehearse(app, backend)
         await self._port.serve(app)
         quiet_collector()
         ready_s = time.perf_counter() - STARTED_S
@@ -222,7 +229,8 @@ class Server:
             await warm_up(batcher, engine.info)
         except (SchedulerError, EngineError, TimeoutError) as error:
             raise StartError(f"the model's first step failed: {str(error) or 'it did not end'}") from error
-        return Backend(batcher, engine.info, engine.stats, lambda: ended_within(CLOSE_S, engine.close))
+        closing = partial(ended_within, CLOSE_S, engine.close)
+        return Backend(batcher, engine.info, engine.stats, closing, engine=engine)
 
     async def _replicas(self, replicas: ReplicaOptions, folder: Folder) -> Backend:
         """Replicas, of which at least one serves."""
@@ -265,6 +273,16 @@ class Server:
             tracing=self._tracing,
         )
 
+    async def _rehearse(self, app: web.Application, backend: Backend) -> None:
+        """Answer requests twice where that makes answers sooner: see `gateway.rehearsal`."""
+        engine, routes = backend.engine, app.get(PLAIN_ROUTES)
+        if isinstance(engine, NearingEngine) and routes is not None:
+            try:
+                self._rehearsal = await RequestRehearsal.start(self._options.gateway, backend.info, routes)
+                engine.on_near = self._rehearsal.run
+            except OSError as error:  # no loopback of IPv4, or no file descriptor left
+                logger.warning("requests are not rehearsed: %s", error)
+
     async def _timed(self, engine: Engine) -> SchedulerOptions:
         """The scheduler's options with the times of a device's steps; a CPU's would take seconds."""
         options = self._options.scheduler
@@ -278,6 +296,8 @@ class Server:
         ends_s = time.perf_counter() + drain_s + CLOSE_S
         await app[DRAIN].run(drain_s)
         await backend.scheduler.close(0.0)
+        if self._rehearsal is not None:
+            await self._rehearsal.close()
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._port.close()

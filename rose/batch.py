@@ -145,8 +145,8 @@ class EngineInfo:
     normalize: whether vectors are L2-normalised unless a request says not to.
     has_int8: whether BatchResult.int8 is given.
     max_batch_tokens, max_batch_seqs: the most one step takes.
-    whole_job_tokens: up to so many tokens of one request are better in one step than in several, even if those
-        would be large enough for full throughput; 0: they are not.
+    whole_job_tokens: up to so many tokens of one request are better in one step than in several, even if
+        those would be large enough for full throughput; 0: they are not.
     attention: the attention backends in use, in order of preference.
     chunk_separator: the token between the chunks of a document, of models trained on such; None: nothing is.
     type_vocab_size: kinds of token types that the model tells apart; 0: it has none.

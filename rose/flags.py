@@ -71,8 +71,9 @@ def _add_batch_flags(group: Group, defaults: EngineOptions) -> None:
         metavar="TOKENS",
         type=positive,
         help="most tokens in one forward, for which device memory is set aside; the batch that pays is "
-        f"learned while serving, and smaller, but on a GPU one request may fill a step by itself; default: "
-        f"{DEFAULT_BATCH_TOKENS}, on a GPU up to {MOST_BATCH_TOKENS} by its memory; or --max-model-len if more",
+        "learned while serving, and smaller, but on a GPU one request may fill a step by itself; default: "
+        f"{DEFAULT_BATCH_TOKENS}, on a GPU up to {MOST_BATCH_TOKENS} by its memory, or --max-model-len if "
+        "more",
     )
     group.add_argument(
         "--max-batch-seqs",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import get_ident
 
@@ -40,7 +40,10 @@ _PAGE_BYTES = 4096
 
 
 class GraphEngine:
-    """See `rose.batch.Engine`. A step beyond `max_in_flight` is refused with a StepError."""
+    """See `rose.batch.Engine`. A step beyond `max_in_flight` is refused with a StepError.
+
+    on_near: called, where the loop slept through a step, when its end is some seconds away; never raises.
+    """
 
     def __init__(
         self,
@@ -56,6 +59,7 @@ class GraphEngine:
         self._info = info
         self._limits = limits
         self._options = options
+        self.on_near: Callable[[float], None] | None = None
         self._dead: str | None = None
         self._must_reset = False  # a NaN may lie in the activations
         self._resets = 0
@@ -368,8 +372,10 @@ class _Step:
         self._meanwhile()
         return self._engine._times.due_s(self.ticket)
 
-    def near(self) -> None:
+    def near(self, left_s: float) -> None:
         """The loop, which slept, would only poll now. The batch is alive anyway until the step is done."""
+        if self._engine.on_near is not None:
+            self._engine.on_near(left_s)
         self._engine.rehearse(self.batch)
 
     def finish(self, error: DeviceError | None) -> BatchResult:

@@ -59,8 +59,8 @@ class _Cell:
 class _Curve:
     """Step time over tokens, through cells of one class; more tokens never take less time.
 
-    knee: the fewest tokens within `tolerance` of the best rate up to `ceiling` tokens, or, as long as no batch
-    of `_REACH` times as many is known, that many.
+    knee: the fewest tokens within `tolerance` of the best rate up to `ceiling` tokens, or, as long as no
+    batch of `_REACH` times as many is known, that many.
     """
 
     __slots__ = ("knee", "ms", "tokens")

@@ -60,7 +60,7 @@ class Pacer:
         return max(even, self._of_first_job(queue))
 
     def _of_first_job(self, queue: SequenceQueue) -> int:
-        """What waits of the job at the front, or an even part of it if that is more than a step takes of one."""
+        """What waits of the job at the front, or an even part of it if a step takes no more of one."""
         tokens, most = queue.first_job_tokens, self._info.whole_job_tokens
         return ceil(tokens / ceil(tokens / most)) if tokens and most else 0
 

@@ -45,9 +45,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from timed_device import INFO, VOCAB, engine_of
 
 from gateway.app import create_app
+from gateway.exchange import PLAIN_ROUTES
 from gateway.listener import listen
 from gateway.options import GatewayOptions
 from gateway.process import quiet_collector
+from gateway.rehearsal import RequestRehearsal
 from rose.batch import Float32, RaggedBatch
 from scheduler.batcher import Batcher
 from scheduler.options import SchedulerOptions
@@ -63,6 +65,7 @@ CASES = (
     ("1x128", 1, 128, ""),
     ("1x128 aiohttp", 1, 128, NOT_PLAIN),
     ("5x512", 5, 512, ""),
+    ("25x512", 25, 512, ""),
     ("100x512", 100, 512, ""),
 )
 
@@ -73,9 +76,12 @@ def serve(ready: Connection, step_s: float) -> None:
 
 
 async def _serve(ready: Connection, step_s: float) -> None:
-    batcher = Batcher(engine_of(step_s), SchedulerOptions())
+    engine = engine_of(step_s)
+    batcher = Batcher(engine, SchedulerOptions())
     await batcher.start()
     app = create_app(GatewayOptions(), batcher, INFO, None)
+    rehearsal = await RequestRehearsal.start(GatewayOptions(), INFO, app[PLAIN_ROUTES])
+    engine.on_near = rehearsal.run
     runner = await listen(app, "127.0.0.1", 0)
     quiet_collector()
     stop = asyncio.Event()
@@ -90,6 +96,7 @@ async def _serve(ready: Connection, step_s: float) -> None:
     asyncio.get_running_loop().add_reader(ready.fileno(), asked)
     await stop.wait()
     await batcher.close(1.0)
+    await rehearsal.close()
     await runner.cleanup()
 
 

@@ -267,12 +267,12 @@ async def test_a_lazy_tensor_passes_it_on_until_it_is_done() -> None:
     outlook = Told(None)
     event = AskedEvent(3)
     lazy = LazyTensor(event, value_or_error, outlook=outlook)
-    lazy.near()
+    lazy.near(0.001)
     assert outlook.told == 1
     assert await lazy == "value"
-    lazy.near()
+    lazy.near(0.001)
     assert outlook.told == 1
-    LazyTensor(event, value_or_error).near()
+    LazyTensor(event, value_or_error).near(0.001)
 
 
 @given(now=st.floats(0, 100), since=st.floats(0, 100), due=st.one_of(st.none(), st.floats(0, 100)))
@@ -318,7 +318,7 @@ class Told:
         self.asked += 1
         return self._due_s
 
-    def near(self) -> None:
+    def near(self, left_s: float) -> None:
         self.told += 1
 
 
@@ -341,5 +341,5 @@ class PassesAt:
         self.asked_first_s = self.asked_first_s or self._clock()
         return self._clock() >= self._passes_s
 
-    def near(self) -> None:
+    def near(self, left_s: float) -> None:
         self.told_s.append(self._clock())

@@ -165,6 +165,21 @@ def test_an_engine_without_a_side_stream_has_none(simulation: Simulation) -> Non
     assert (simulation.side.launches, len(simulation.allocator)) == (0, 0)
 
 
+def test_who_wants_to_know_hears_when_an_end_is_near(simulation: Simulation, engine: GraphEngine) -> None:
+    batch, told_s = batch_of([3]), list[float]()
+    lazy = engine.step(batch)
+    lazy.near(0.002)
+    engine.on_near = told_s.append
+    for left_s in (0.002, 0.0004):
+        simulation.side.stream.synchronize()
+        lazy.near(left_s)
+    simulation.side.stream.synchronize()
+    assert (told_s, simulation.side.launches) == ([0.002, 0.0004], 3)
+    check(batch, lazy)
+    lazy.near(0.001)
+    assert len(told_s) == 2
+
+
 class AskedEvent(CpuEvent):
     """As a CUDA event: has to be asked."""
 
