@@ -227,8 +227,8 @@ class Batcher:
     def _launch(self) -> None:
         """Give the engine the next batch; after this the queue is shorter, whatever the engine says."""
         now_s = self._clock()
-        max_tokens = self._pacer.batch_tokens(self._queue)
-        sequences = self._queue.take(max_tokens, self._info.max_batch_seqs, now_s)
+        max_tokens, apart_tokens = self._pacer.next_batch(self._queue)
+        sequences = self._queue.take(max_tokens, self._info.max_batch_seqs, now_s, apart_tokens)
         if not sequences:
             return
         if self._capturing is not None:

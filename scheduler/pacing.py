@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from math import ceil
+from typing import NamedTuple
 
 from rose.batch import EngineInfo
 from scheduler.cost_model import CostModel
 from scheduler.inflight import InFlight
 from scheduler.options import SchedulerOptions
 from scheduler.queue import SequenceQueue
+
+
+class BatchSize(NamedTuple):
+    """How many tokens of those that wait make the next batch.
+
+    apart_tokens: jobs of more are not begun in it behind others; None: any is.
+    """
+
+    tokens: int
+    apart_tokens: int | None = None
 
 
 class Pacer:
@@ -39,17 +50,18 @@ class Pacer:
         # Asking the model costs 5 µs, and no budget is below the least.
         return queue.num_tokens >= self._least_tokens and queue.num_tokens >= self.budget(queue)
 
-    def batch_tokens(self, queue: SequenceQueue) -> int:
+    def next_batch(self, queue: SequenceQueue) -> BatchSize:
         """The budget, evened out over the batches that the queue makes, so that no small one is left over.
 
         5 sequences of 512 tokens and a budget of 2048: one step of 2560 takes 5.1 ms on an H200 (0.6B model),
         while 2048 and then 512 take 4.2 + 1.6 ms.
 
-        What waits of the first job is not parted where the engine takes it whole: nobody passes it, so those
-        behind it have their turn no sooner for its parts.
+        A large job is not parted where the engine takes it whole: nobody passes it, so those behind it have
+        their turn no sooner for its parts. If it is larger than any batch is meant to be, it does not begin in
+        the batch of those before it either, who would wait for that much of it.
         """
         if queue.num_tokens <= self._least_tokens:
-            return queue.num_tokens
+            return BatchSize(queue.num_tokens)
         budget = self.budget(queue)
         nearest = max(1, round(queue.num_tokens / budget))
         other = nearest - 1 if nearest * budget > queue.num_tokens else nearest + 1
@@ -57,12 +69,14 @@ class Pacer:
         if other and self._drain_ms(queue, other) < gain * self._drain_ms(queue, nearest):
             nearest = other
         even = min(ceil(queue.num_tokens / nearest), self._info.max_batch_tokens)
-        return max(even, self._of_first_job(queue))
+        if not self._info.whole_job_tokens:
+            return BatchSize(even)
+        return BatchSize(max(even, self._of_first_job(queue)), self._options.max_budget_tokens)
 
     def _of_first_job(self, queue: SequenceQueue) -> int:
         """What waits of the job at the front, or an even part of it if a step takes no more of one."""
         tokens, most = queue.first_job_tokens, self._info.whole_job_tokens
-        return ceil(tokens / ceil(tokens / most)) if tokens and most else 0
+        return ceil(tokens / ceil(tokens / most)) if tokens else 0
 
     def _drain_ms(self, queue: SequenceQueue, batches: int) -> float:
         """What the queue takes in so many batches of one size."""

@@ -52,10 +52,13 @@ class SequenceQueue:
         job.waiting_seqs += num_seqs
         job.waiting_tokens += num_tokens
 
-    def take(self, max_tokens: int, max_rows: int, now_s: float) -> list[Sequence]:
+    def take(
+        self, max_tokens: int, max_rows: int, now_s: float, apart_tokens: int | None = None
+    ) -> list[Sequence]:
         """Pop the next batch: as many of the first sequences as fit, or one that is longer than `max_tokens`.
 
         max_rows: of their results, which are no fewer than the sequences.
+        apart_tokens: a job that waits with more than so many is not begun behind others; None: any is.
         Rows of ended jobs are dropped, and jobs whose deadline has passed end here with DeadlineExpired.
         Half batches that run again are never joined with others. Empty when nothing waits.
         """
@@ -76,6 +79,7 @@ class SequenceQueue:
                 tokens + first.num_tokens > limit
                 or rows + first.num_rows > max_rows
                 or first.retry != batch[0].retry
+                or (apart_tokens is not None and _stands_apart(job, batch[-1], apart_tokens))
             ):
                 break
             self._waiting.popleft()
@@ -132,3 +136,8 @@ class SequenceQueue:
             f"<SequenceQueue {self.num_seqs} seqs, {self.num_tokens} tokens waiting"
             f"{', retrying' if self.retrying else ''}{f', {dead} dead rows' if dead else ''}>"
         )
+
+
+def _stands_apart(job: Job, before: Sequence, apart_tokens: int) -> bool:
+    """Whether `job`, of which nothing is in the batch that ends with `before`, is too large to begin there."""
+    return job is not before.job and job.waiting_tokens > apart_tokens

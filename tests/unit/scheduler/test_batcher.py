@@ -131,6 +131,23 @@ def test_a_job_of_many_batches_is_put_together() -> None:
     run_virtual(scenario())
 
 
+def test_who_is_before_a_large_job_does_not_wait_for_its_beginning() -> None:
+    async def scenario() -> None:
+        info = fake_info(max_batch_tokens=2048, whole_job_tokens=2048)
+        engine = FakeEngine(info=info, service_s=lambda batch: batch.num_tokens * 1e-5)
+        known = {**KNOWN, "max_budget_tokens": 512, "min_budget_tokens": 512}
+        async with batching(engine, **known) as batcher:
+            running = asyncio.ensure_future(batcher.run([sequence(64)]))
+            await turns()
+            jobs = [[sequence(8)] * 2, [sequence(64)] * 20, [sequence(8)], [sequence(64)] * 8]
+            results = await asyncio.gather(*(batcher.run(job) for job in jobs), running)
+        for job, result in zip(jobs, results, strict=False):
+            assert_answers(result, job)
+        assert seqs(engine) == [1, 2, 20, 9]  # what is no larger than a batch begins behind others
+
+    run_virtual(scenario())
+
+
 def test_a_large_job_is_one_step_and_delays_nobody() -> None:
     """Who is behind it waits for all of it either way, who is before it for none of it."""
 

@@ -75,11 +75,11 @@ def test_the_lead_grows_with_the_step() -> None:
 )
 def test_batches_are_evened_out(tokens: int, expected: int) -> None:
     assert pacer().budget(waiting(tokens)) == 256
-    assert pacer().batch_tokens(waiting(tokens)) == expected
+    assert pacer().next_batch(waiting(tokens)).tokens == expected
 
 
 def test_no_batch_is_larger_than_the_engine_takes() -> None:
-    assert pacer(max_batch_tokens=300).batch_tokens(waiting(350)) == 300
+    assert pacer(max_batch_tokens=300).next_batch(waiting(350)).tokens == 300
     assert pacer(max_batch_tokens=100).budget(waiting(350)) == 100
 
 
@@ -100,7 +100,7 @@ def test_a_large_job_is_one_step_where_the_engine_takes_it_whole(
     jobs: list[tuple[int, ...]], whole_job_tokens: int, expected: int
 ) -> None:
     info = fake_info(max_batch_tokens=4096, whole_job_tokens=whole_job_tokens)
-    assert Pacer(info, OPTIONS).batch_tokens(waiting_jobs(*jobs)) == expected
+    assert Pacer(info, OPTIONS).next_batch(waiting_jobs(*jobs)).tokens == expected
 
 
 def test_the_next_step_begins_when_the_one_before_it_ends() -> None:

@@ -64,7 +64,7 @@ def test_a_queue_is_cut_into_the_batches_that_end_first(lengths: list[int], expe
     loop = asyncio.new_event_loop()
     queue.append(Job(len(lengths), loop.create_future(), 0.0), [sequence(length) for length in lengths])
     loop.close()
-    assert pacer.batch_tokens(queue) == expected
+    assert pacer.next_batch(queue).tokens == expected
 
 
 @pytest.mark.parametrize(("tokens", "seqs", "model_len"), [(1024, 64, 512), (16_384, 2, 512), (700, 8, 300)])
