@@ -57,8 +57,8 @@ class Pacer:
         while 2048 and then 512 take 4.2 + 1.6 ms.
 
         A large job is not parted where the engine takes it whole: nobody passes it, so those behind it have
-        their turn no sooner for its parts. If it is larger than any batch is meant to be, it does not begin in
-        the batch of those before it either, who would wait for that much of it.
+        their turn no sooner for its parts. If it is larger than any batch is meant to be, it does not begin
+        in the batch of those before it either, who would wait for that much of it.
         """
         if queue.num_tokens <= self._least_tokens:
             return BatchSize(queue.num_tokens)

@@ -139,5 +139,5 @@ class SequenceQueue:
 
 
 def _stands_apart(job: Job, before: Sequence, apart_tokens: int) -> bool:
-    """Whether `job`, of which nothing is in the batch that ends with `before`, is too large to begin there."""
+    """Whether `job`, of which a batch that ends with `before` has nothing, is too large to begin there."""
     return job is not before.job and job.waiting_tokens > apart_tokens
