@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 DEFAULT_BATCH_TOKENS = 16384
-MOST_BATCH_TOKENS = 65536  # of a GPU with memory for them
+MOST_BATCH_TOKENS = 131072  # of a GPU with memory for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class EngineOptions:
     device: "auto" is CUDA if there is one, else the CPU; "cpu", "cuda" and "cuda:1" choose.
     max_model_len: longest sequence in tokens; None: the model's own limit, cut to max_batch_tokens if set.
     max_batch_tokens: most tokens a step takes, and what CUDA workspaces are sized for; None: 16384, on a
-        CUDA device with memory for them up to 65536, or max_model_len if that is more, since a sequence is
+        CUDA device with memory for them up to 131072, or max_model_len if that is more, since a sequence is
         never split.
     max_batch_seqs: most sequences a step takes.
     num_threads: CPU threads of a forward; None: as many as this process may run on.

@@ -61,15 +61,15 @@ class GraphEngine:
         self._options = options
         self.on_near: Callable[[float], None] | None = None
         self._dead: str | None = None
-        self._must_reset = False  # a NaN may lie in the activations
-        self._resets = 0
+        self._must_reset = 0  # rows of the activations, from the first on, in which a NaN may lie
+        self._resets = self._reset_tokens = 0  # how many there were, and the rows of the last one
         self._steps = self._failed = self._tokens = self._padded = self._seqs = self._non_finite = 0
         self._times: StepTimes[GraphKey] = StepTimes()
         self._shapes: dict[tuple[int, int, int, bool, frozenset[TokenOutput]], _Shape] = {}
         self._bind_thread()
-        *step_slots, reset_slot, spare_slot = self._staging_slots(options.max_in_flight + 2)
+        *step_slots, spare_slot, usual, largest = self._staging_slots(options.max_in_flight + 3)
         self._ring = StagingRing(step_slots)
-        self._reset = ActivationReset(forward, nouns.memcpy, info, reset_slot)
+        self._reset = ActivationReset(forward, nouns.memcpy, info, (usual, largest))
         self._events = [nouns.new_event() for _ in step_slots]
         self._results = self._result_pool()
         self._runner = self._warmed_up()
@@ -144,7 +144,7 @@ class GraphEngine:
         if self._rehearsal is not None:
             self._rehearsal.close()
             self._rehearsal = None  # its slot
-        del self._reset  # its slot
+        del self._reset  # its slots
         self._runner.close()
         self._forward.destroy_retired(self._forward.launches)
         self._staging.close()
@@ -228,10 +228,10 @@ class GraphEngine:
 
     def _overwrite_activations(self) -> None:
         try:
-            self._reset.enqueue()
+            self._reset_tokens = self._reset.enqueue(self._must_reset)
         except Exception as error:
             raise self._failure(as_engine_error(error)) from error
-        self._must_reset = False
+        self._must_reset = 0
         self._resets += 1
 
     def _launch_failed(self, error: Exception, slot: StagingSlot, step: _Step) -> EngineError:
@@ -264,8 +264,10 @@ class GraphEngine:
         self._times.finished(step.ticket, steady=steady)
         result = marked(step.rows)
         if result.non_finite:
-            # Of a step that was launched before the last reset, that one overwrites what it left.
-            self._must_reset = self._must_reset or step.resets == self._resets
+            # What a step left that was launched before the last reset, that one overwrites, if large enough.
+            tokens, overwritten = step.key.num_tokens, step.resets < self._resets
+            if not overwritten or tokens > self._reset_tokens:
+                self._must_reset = max(self._must_reset, tokens)
         if step.wrong_rows:
             result.vectors[step.wrong_rows] = np.nan
             result = marked(step.rows)

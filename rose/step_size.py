@@ -5,8 +5,9 @@ from __future__ import annotations
 from rose.config import ModelConfig
 from rose.engine_options import DEFAULT_BATCH_TOKENS, MOST_BATCH_TOKENS
 
-# Of the device's memory, for activations: of an H200 4.4 GiB. What is left is for weights and graphs.
-_SHARE = 1 / 32
+# Of the device's memory, for activations: of an H200 5.8 GiB. What is left is for weights and graphs.
+_SHARE = 1 / 24
+_MOST_VALUES = 1 << 31  # of one tensor, which kernels count in int32
 _BYTES = 2  # of a value, in bfloat16
 
 
@@ -26,7 +27,8 @@ def device_batch_tokens(config: ModelConfig, device_bytes: int) -> int:
     tokens = DEFAULT_BATCH_TOKENS
     if config.task == "sparse":
         return tokens
-    allowed = _SHARE * device_bytes / activation_bytes(config)
+    widest = max(2 * config.intermediate_size, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim)
+    allowed = min(_SHARE * device_bytes / activation_bytes(config), _MOST_VALUES // widest)
     while tokens < MOST_BATCH_TOKENS and 2 * tokens <= allowed:
         tokens *= 2
     return tokens

@@ -85,7 +85,7 @@ class Simulation:
         self.plans: list[tuple[int, list[int]]] = []
         self.fails: dict[str, Exception] = {}
         self.poison = 0.0
-        self.dirty = False
+        self.dirty = range(0)  # rows of the activations that a NaN may lie in
         self.bound: list[int] = []
         self.side = SimulatedSide(self.layout.capacity)
         self.nouns = DeviceNouns(
@@ -164,11 +164,12 @@ class Simulation:
         for row, (start, end) in enumerate(bounds):
             if end > start:
                 rows[row] = ids[start:end].sum(), end - start, ids[start], types[start:end].sum()
-        if len(ids) == offsets[-1] == 512:
-            self.dirty = False  # every row was overwritten
+        if len(ids) == offsets[-1]:  # all of so many rows are overwritten
+            self.dirty = range(max(self.dirty.start, num_tokens), self.dirty.stop)
         rows += self.poison
-        self.dirty = self.dirty or self.poison != 0.0
-        if self.dirty:
+        if self.poison != 0.0:
+            self.dirty = range(max(self.dirty.stop, num_tokens))
+        if self.dirty and self.dirty.start < num_tokens:
             rows[:] = np.nan  # as 0 * NaN of padded rows is
         given = [token_rows(ids, types)[kind].ravel() for kind in kinds]
         if given:

@@ -16,10 +16,11 @@ GIB = 1 << 30
 @pytest.mark.parametrize(
     ("alias", "gib", "expected"),
     [
-        ("pplx-embed", 140, 65_536),
+        ("pplx-embed", 140, 131_072),
         ("pplx-embed", 80, 65_536),
         ("pplx-embed", 24, 16_384),
-        ("bge-m3", 140, 65_536),
+        ("pplx-embed-4b", 140, 65_536),
+        ("bge-m3", 140, 131_072),
         ("bge-m3", 8, 16_384),
     ],
 )
@@ -27,7 +28,13 @@ def test_a_gpu_takes_as_much_as_its_memory_allows(alias: str, gib: int, expected
     config = load_config(PRESETS / alias)
     tokens = device_batch_tokens(config, gib * GIB)
     assert tokens == expected
-    assert tokens == 16_384 or tokens * activation_bytes(config) <= gib * GIB / 32
+    assert tokens == 16_384 or tokens * activation_bytes(config) <= gib * GIB / 24
+
+
+def test_no_tensor_has_more_values_than_int32_counts() -> None:
+    config = replace(load_config(PRESETS / "pplx-embed"), intermediate_size=24_576)
+    assert device_batch_tokens(config, 10_000 * GIB) == 32_768
+    assert 65_536 * 2 * config.intermediate_size > (1 << 31) - 1 >= 32_768 * 2 * config.intermediate_size
 
 
 def test_a_sparse_model_gets_no_more_than_others_have_at_least() -> None:
