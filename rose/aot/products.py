@@ -14,7 +14,7 @@ from typing import Literal, cast, get_args
 # bias:          + bias[n].
 # swiglu:        silu(even columns) * odd ones, the weight's halves read as if interleaved: [M, N / 2].
 # scaled-swiglu: the same of scale[m] times the product.
-# gelu:          gelu(product + bias[n]), the exact form with erf.
+# gelu:          gelu(product + bias[n]), within 3e-5 of the exact form (see rose.aot.gelu_polynomial).
 # residual:      residual += product; also stored: weight[n] * residual, and sums of residual² over the tile's
 #                columns, so that RMSNorm's division can be left to the next product.
 # rope:          scale[m] times the product, then RMSNorm of each query and key head and rotary positions of
