@@ -104,7 +104,7 @@ class PlainRequest(msgspec.Struct, frozen=True):
 class PlainRoutes(msgspec.Struct):
     """The work routes by path, for `gateway.express`. max_body_bytes: of a request's body.
 
-    newest: of the small requests in msgpack that are being answered, if `keeps_newest`.
+    newest: the last small request in msgpack that came, until it is answered, if `keeps_newest`.
     """
 
     works: dict[bytes, Work]

@@ -280,7 +280,7 @@ class Server:
             try:
                 self._rehearsal = await RequestRehearsal.start(self._options.gateway, backend.info, routes)
                 engine.on_near = self._rehearsal.run
-            except OSError as error:  # no loopback of IPv4, or no file descriptor left
+            except Exception as error:  # no loopback of IPv4, no descriptor or thread left: it goes without
                 logger.warning("requests are not rehearsed: %s", error)
 
     async def _timed(self, engine: Engine) -> SchedulerOptions:

@@ -238,7 +238,8 @@ def _lengths(options: EngineOptions, config: ModelConfig, device: torch.device) 
 def _default_batch_tokens(config: ModelConfig, device: torch.device) -> int:
     if device.type == "cpu":
         return DEFAULT_BATCH_TOKENS
-    return device_batch_tokens(config, torch.cuda.get_device_properties(device).total_memory)
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return device_batch_tokens(config, free_bytes)
 
 
 def _max_batch_seqs(options: EngineOptions, config: ModelConfig) -> int:

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 # Run once at start whatever is captured, so that no request waits for a compiler of the commonest kernels.
 _WARM_TOKENS = (16, 64, 256)
 _PAGE_BYTES = 4096
+_REHEARSAL_S = 0.0001  # what is left to a step's own, after others'
 
 
 class GraphEngine:
@@ -308,7 +309,7 @@ class GraphEngine:
             self._forward, self._forward.key_of, self._stage_alone, self._nouns.synchronize, self._info
         )
         for num_tokens in (*_WARM_TOKENS, most):
-            warmup.time_forward(min(num_tokens, most))
+            warmup.run_once(min(num_tokens, most))
         limit = 0 if options.capture == "off" else options.max_capture_tokens
         if limit is None:
             limit = inflection_point(warmup.time_forward, _WARM_TOKENS[-1], most)
@@ -377,7 +378,7 @@ class _Step:
     def near(self, left_s: float) -> None:
         """The loop, which slept, would only poll now. The batch is alive anyway until the step is done."""
         if self._engine.on_near is not None:
-            self._engine.on_near(left_s)
+            self._engine.on_near(left_s - _REHEARSAL_S)
         self._engine.rehearse(self.batch)
 
     def finish(self, error: DeviceError | None) -> BatchResult:

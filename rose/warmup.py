@@ -64,15 +64,23 @@ class Warmup:
         batch = synthetic_batch(self._info, key.num_tokens, key.num_seqs)
         return self._stage(batch, key)
 
+    def run_once(self, num_tokens: int) -> None:
+        """One eager forward, which may compile."""
+        self._time_once(*self._typical(num_tokens))
+
     def time_forward(self, num_tokens: int) -> ForwardTime:
         """The quickest launched of three eager forwards, after one that may compile."""
+        key, work = self._typical(num_tokens)
+        self._time_once(key, work)
+        return min((self._time_once(key, work) for _ in range(_TRIES)), key=lambda time: time.launch_s)
+
+    def _typical(self, num_tokens: int) -> tuple[GraphKey, StagingSlot]:
+        """A staged batch of about so many tokens."""
         length = min(_TYPICAL_LENGTH, self._info.max_model_len)
         num_seqs = min(-(-num_tokens // length), self._info.max_batch_seqs)
         bucket = token_bucket(num_tokens)
         key = self._key_of(bucket, sequence_bucket(num_seqs), -(-bucket // num_seqs))
-        work = self.work(key)
-        self._time_once(key, work)
-        return min((self._time_once(key, work) for _ in range(_TRIES)), key=lambda time: time.launch_s)
+        return key, self.work(key)
 
     def _time_once(self, key: GraphKey, work: StagingSlot) -> ForwardTime:
         self._synchronize()

@@ -227,6 +227,7 @@ class Batcher:
     def _launch(self) -> None:
         """Give the engine the next batch; after this the queue is shorter, whatever the engine says."""
         now_s = self._clock()
+        self._queue.drop_ended(now_s)  # what comes first is asked for its size
         max_tokens, apart_tokens = self._pacer.next_batch(self._queue)
         sequences = self._queue.take(max_tokens, self._info.max_batch_seqs, now_s, apart_tokens)
         if not sequences:
@@ -302,12 +303,17 @@ class Batcher:
         scatter(step.sequences, result, now_s)
 
     def _step_failed(self, sequences: list[JobSequence], error: Exception) -> None:
-        """End the jobs of a failed batch, or run its halves once if memory was short."""
+        """End the jobs of a failed batch, or run its halves if memory was short.
+
+        Once, but for a batch that is larger than those of many jobs ever are.
+        """
         self._metrics.batches_failed += 1
         if isinstance(error, EngineDeadError):
             self._die(str(error))
             return
-        if isinstance(error, OutOfMemoryError) and len(sequences) > 1 and not sequences[0].retry:
+        large = sum(sequence.num_tokens for sequence in sequences) > self._options.max_budget_tokens
+        again = len(sequences) > 1 and (large or not sequences[0].retry)
+        if isinstance(error, OutOfMemoryError) and again:
             _LOG.warning("out of memory with %d sequences; running them in halves: %s", len(sequences), error)
             self._metrics.batches_halved += 1
             self._queue.retry_halves(sequences)

@@ -66,13 +66,11 @@ class SequenceQueue:
         tokens = rows = 0
         kinds = NO_TOKEN_OUTPUTS
         while self._waiting and rows < max_rows:
+            self.drop_ended(now_s)
+            if not self._waiting:
+                break
             first = self._waiting[0]
             job = first.job
-            if job.done or now_s >= job.deadline_s:
-                self._waiting.popleft()
-                job.expire()
-                self.drop(job)
-                continue
             together = kinds | job.token_outputs
             limit = min(max_tokens, self._most_tokens(together)) if together else max_tokens
             if batch and (
@@ -92,6 +90,13 @@ class SequenceQueue:
         self.num_seqs -= len(batch)
         self.num_tokens -= tokens
         return batch
+
+    def drop_ended(self, now_s: float) -> None:
+        """Forget what comes first of ended jobs, and of those whose deadline has passed, which end here."""
+        while self._waiting and ((job := self._waiting[0].job).done or now_s >= job.deadline_s):
+            self._waiting.popleft()
+            job.expire()
+            self.drop(job)
 
     def drop(self, job: Job) -> None:
         """Forget what waits of `job`, which has ended. May be called again."""
@@ -124,7 +129,7 @@ class SequenceQueue:
 
     @property
     def first_job_tokens(self) -> int:
-        """What waits of the job at the front, in tokens; 0 if it has ended, or there is none."""
+        """What waits of the job at the front, in tokens; 0 if there is none. See `drop_ended`."""
         return self._waiting[0].job.waiting_tokens if self._waiting else 0
 
     def __len__(self) -> int:

@@ -18,7 +18,8 @@ _SAME = (
 )
 # An id and a type of each token, spans and lengths of each sequence of one token.
 _MOST_BYTES_A_TOKEN = 32
-_AT_LEAST = ("max_model_len", "max_batch_tokens", "max_batch_seqs", "max_token_bytes")
+# Not max_batch_tokens, which differ between kinds of GPUs: no chunk has more than one sequence may have.
+_AT_LEAST = ("max_model_len", "max_batch_seqs", "max_token_bytes")
 
 
 class Mismatch(Exception):  # noqa: N818
@@ -58,8 +59,17 @@ def check(described: Mapping[str, Any], wanted: Mapping[str, object], fleet: Eng
     for name in _AT_LEAST if fleet is not None else ():
         if found[name] < getattr(fleet, name):
             raise Mismatch(f"its {name} is {found[name]}; the others take {getattr(fleet, name)}")
+    if fleet is not None and info.max_batch_tokens < (most := _longest(fleet)):
+        raise Mismatch(
+            f"its max_batch_tokens is {info.max_batch_tokens}; the others take sequences of {most}"
+        )
     _check_limits(described.get("limits", {}), info)
     return info
+
+
+def _longest(info: EngineInfo) -> int:
+    """Tokens that one sequence may have."""
+    return min(info.max_model_len, info.max_batch_tokens)
 
 
 def _check_end(described: Mapping[str, Any]) -> None:
@@ -73,7 +83,7 @@ def _check_end(described: Mapping[str, Any]) -> None:
 
 def _check_limits(limits: Mapping[str, Any], info: EngineInfo) -> None:
     """A chunk must be a request that it takes."""
-    tokens = max(MOST_TOKENS, min(info.max_model_len, info.max_batch_tokens))
+    tokens = max(MOST_TOKENS, _longest(info))
     needed = {
         "max_items": min(MOST_ROWS, info.max_batch_seqs),
         "max_request_tokens": tokens,

@@ -114,6 +114,49 @@ async def test_only_small_requests_in_msgpack(wire: bytes) -> None:
         assert rehearsal.answers == 0
 
 
+async def test_not_of_many_texts() -> None:
+    """Which take long: they are refused before the first of them is looked at."""
+    many = {"input_ids": np.arange(1, 1001, dtype="<i4").tobytes(), "lengths": np.ones(1000, "<i4").tobytes()}
+    async with rehearsed() as (way, rehearsal):
+        await begun(way, request(many, media="msgpack"))
+        for _ in range(3):
+            rehearsal.run(LEFT_S)
+            await turns()
+        assert (rehearsal.answers, rehearsal._batcher.metrics.accepted) == (1, 0)
+
+
+async def test_one_that_took_long_for_once_is_tried_again() -> None:
+    async with rehearsed() as (way, rehearsal):
+        await begun(way, IDS)
+        rehearsal._took_s = 2 * LEFT_S
+        for _ in range(10):
+            rehearsal.run(LEFT_S)
+            await turns()
+        assert rehearsal.answers > 0
+
+
+async def test_a_connection_that_ends_without_an_answer_is_no_end() -> None:
+    async with rehearsed() as (way, rehearsal):
+        await begun(way, IDS)
+        with patch("gateway.express.ExpressConnection._write", side_effect=RuntimeError("broken")):
+            rehearsal.run(LEFT_S)
+            await turns()
+        assert rehearsal.answers == 0
+        rehearsal.run(LEFT_S)
+        await turns()
+        assert rehearsal.answers == 1
+
+
+async def test_without_a_loopback_nothing_is_started() -> None:
+    tasks = asyncio.all_tasks()
+    with (
+        patch("gateway.rehearsal._Loopback", side_effect=OSError("no loopback")),
+        pytest.raises(OSError, match="no loopback"),
+    ):
+        await RequestRehearsal.start(GatewayOptions(), fake_info(), PlainRoutes({}, 0))
+    assert asyncio.all_tasks() == tasks
+
+
 async def test_not_when_it_could_delay_the_result() -> None:
     async with rehearsed() as (way, rehearsal):
         await begun(way, IDS)

@@ -52,7 +52,8 @@ def test_token_buckets_are_few_and_multiples_of_16() -> None:
     assert buckets[:6] == [16, 32, 64, 128, 192, 256]
     assert buckets[-2:] == [3840, 4096]
     assert not any(bucket % 16 for bucket in buckets)
-    assert len(list(token_buckets(32_768))) == 34 + (32_768 - 4096) // 256
+    assert len(list(token_buckets(16_384))) == 34 + (16_384 - 4096) // 256
+    assert len(list(token_buckets(131_072))) == 82 + 32 + 32 + 32
 
 
 @given(COUNTS, COUNTS)

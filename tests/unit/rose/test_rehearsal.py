@@ -174,7 +174,8 @@ def test_who_wants_to_know_hears_when_an_end_is_near(simulation: Simulation, eng
         simulation.side.stream.synchronize()
         lazy.near(left_s)
     simulation.side.stream.synchronize()
-    assert (told_s, simulation.side.launches) == ([0.002, 0.0004], 3)
+    assert told_s == pytest.approx([0.0019, 0.0003])  # less what the engine's own takes
+    assert simulation.side.launches == 3
     check(batch, lazy)
     lazy.near(0.001)
     assert len(told_s) == 2

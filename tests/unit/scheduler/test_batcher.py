@@ -10,11 +10,12 @@ import pytest
 import uvloop
 
 from rose.batch import RaggedBatch
+from rose.errors import OutOfMemoryError
 from scheduler.batcher import Batcher
 from scheduler.cost_model import CostPoint
-from scheduler.errors import DeadlineExpired, QueueFull
+from scheduler.errors import DeadlineExpired, QueueFull, StepOutOfMemory
 from scheduler.options import SchedulerOptions
-from tests.fakes import FakeEngine, fake_info, fake_vectors
+from tests.fakes import FakeEngine, FakeLazyTensor, fake_info, fake_vectors
 from tests.programs import output_of
 from tests.scheduling import assert_answers, batching, sequence, turns
 from tests.virtual_loop import run_virtual
@@ -127,6 +128,49 @@ def test_a_job_of_many_batches_is_put_together() -> None:
             assert sum(seqs(engine)) == 50
             assert max(seqs(engine)) <= 8
             assert result.inference_ms == pytest.approx(len(engine.batches) * STEP_S * 1e3, rel=0.05)
+
+    run_virtual(scenario())
+
+
+def test_a_large_job_that_does_not_fit_is_halved_until_it_does() -> None:
+    class Short(FakeEngine):
+        def step(self, batch: RaggedBatch) -> FakeLazyTensor:
+            if batch.num_tokens > 300:
+                self.fail_next(OutOfMemoryError("out of memory"))
+            return super().step(batch)
+
+    async def scenario() -> None:
+        info = fake_info(max_batch_tokens=4096, whole_job_tokens=4096)
+        engine = Short(info=info, service_s=STEP_S)
+        async with batching(engine, min_budget_tokens=64, max_budget_tokens=256) as batcher:
+            job = [sequence(64, first=n) for n in range(20)]
+            assert_answers(await batcher.run(job), job)
+            assert batcher.metrics.batches_halved == 7
+            with pytest.raises(StepOutOfMemory):
+                await batcher.run([sequence(512)])
+
+    run_virtual(scenario())
+
+
+def test_a_large_job_behind_one_that_has_ended_is_whole() -> None:
+    async def scenario() -> None:
+        info = fake_info(max_batch_tokens=4096, whole_job_tokens=4096)
+        engine = FakeEngine(info=info, service_s=STEP_S)
+        known = {**KNOWN, "max_budget_tokens": 512, "min_budget_tokens": 512}
+        async with batching(engine, **known) as batcher:
+            running = [asyncio.ensure_future(batcher.run([sequence(600)])) for _ in range(2)]
+            await turns()
+            left, late = (
+                asyncio.ensure_future(batcher.run([sequence(64)] * 9, deadline_s=deadline_s))
+                for deadline_s in (None, 0.5 * STEP_S)
+            )
+            whole = asyncio.ensure_future(batcher.run([sequence(64)] * 20))
+            await turns()
+            left.cancel()
+            await asyncio.gather(*running, whole)
+            with pytest.raises(DeadlineExpired):
+                await late
+        assert seqs(engine) == [1, 1, 20]
 
     run_virtual(scenario())
 
