@@ -46,6 +46,7 @@ async def test_work_is_done_by_all_of_them() -> None:
         ({"dimensions": 9}, "its dimensions is 9, not 8"),
         ({"normalize": False}, "its normalize is False, not True"),
         ({"max_model_len": 100}, "its max_model_len is 100; the others take 512"),
+        ({"max_batch_tokens": 300}, "its max_batch_tokens is 300; the others take sequences of 512"),
     ],
 )
 async def test_one_that_serves_something_else_is_refused_by_name(
@@ -65,6 +66,20 @@ async def test_one_that_serves_something_else_is_refused_by_name(
         assert f"replica {wrong.url} is refused: {fleeting.replica(wrong).reason}" in caplog.text
         await fleeting.work()
         assert not wrong.engine.batches
+
+
+async def test_unlike_gpus_serve_together() -> None:
+    """Whichever is found first: how much one step takes is a matter of their memory."""
+    infos = [replace(fake_info(), max_batch_tokens=tokens) for tokens in (131_072, 16_384)]
+    for first, second in (infos, infos[::-1]):
+        async with (
+            serving(engine=FakeEngine(info=first)) as one,
+            serving(engine=FakeEngine(info=second)) as two,
+            fleet(one) as fleeting,
+        ):
+            await settled(fleeting, "ready")
+            fleeting.fleet._listing = Listing((one.url, two.url), None)
+            await settled(fleeting, "ready", "ready")
 
 
 async def test_one_that_takes_less_than_a_chunk_is_refused() -> None:
