@@ -137,7 +137,7 @@ def test_nobody_waits_for_ever_when_the_scheduler_itself_has_a_bug(
             calls = [call(batcher, 8), call(batcher, 8)]
             await turns()
             if where == "launch":
-                batcher._pacer.batch_tokens = None  # type: ignore[method-assign, assignment]
+                batcher._pacer.next_batch = None  # type: ignore[method-assign, assignment]
             else:
                 batcher._pacer.cost.observe = None  # type: ignore[method-assign, assignment]
             calls.append(call(batcher, 8))
