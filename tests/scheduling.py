@@ -11,9 +11,22 @@ import numpy as np
 
 from rose.batch import Engine, Int32
 from scheduler.batcher import Batcher
+from scheduler.cost_model import CostPoint
 from scheduler.options import SchedulerOptions
 from scheduler.sequence import JobResult
-from tests.fakes import fake_vector
+from tests.fakes import FakeEngine, fake_vector
+
+STEP_S = 0.010
+# Every step takes 10 ms, whatever it holds; the budget stays at 64 tokens.
+KNOWN: dict[str, Any] = {
+    "cost_points": tuple(CostPoint(2**power, 1, STEP_S * 1e3) for power in range(11)),
+    "min_budget_tokens": 64,
+    "max_budget_tokens": 64,
+}
+
+
+def seqs(engine: FakeEngine) -> list[int]:
+    return [batch.num_seqs for batch in engine.batches]
 
 
 @asynccontextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,19 +10,6 @@ from rose import activation_reset
 from rose.errors import StepError
 from rose.graph_engine import GraphEngine
 from tests.unit.rose.simulated_device import OPTIONS, REFUSED, Simulation, batch_of, check
-
-
-@pytest.fixture
-def simulation() -> Iterator[Simulation]:
-    simulation = Simulation()
-    yield simulation
-    simulation.resume()
-    simulation.stream.close()
-
-
-@pytest.fixture
-def engine(simulation: Simulation) -> GraphEngine:
-    return simulation.engine()
 
 
 def test_nan_marks_its_row_and_leaves_nothing_behind(simulation: Simulation, engine: GraphEngine) -> None:

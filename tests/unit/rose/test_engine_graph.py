@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -28,19 +28,6 @@ from tests.unit.rose.simulated_device import (
     expected,
     random_batch,
 )
-
-
-@pytest.fixture
-def simulation() -> Iterator[Simulation]:
-    simulation = Simulation()
-    yield simulation
-    simulation.resume()
-    simulation.stream.close()
-
-
-@pytest.fixture
-def engine(simulation: Simulation) -> GraphEngine:
-    return simulation.engine()
 
 
 @pytest.mark.parametrize("delivers", [False, True], ids=["rows are copied", "the device delivers rows"])

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,25 +10,12 @@ import uvloop
 
 from rose.batch import RaggedBatch
 from scheduler.batcher import Batcher
-from scheduler.cost_model import CostPoint
 from scheduler.errors import DeadlineExpired, QueueFull
 from scheduler.options import SchedulerOptions
 from tests.fakes import FakeEngine, fake_info, fake_vectors
 from tests.programs import output_of
-from tests.scheduling import assert_answers, batching, sequence, turns
+from tests.scheduling import KNOWN, STEP_S, assert_answers, batching, seqs, sequence, turns
 from tests.virtual_loop import run_virtual
-
-STEP_S = 0.010
-# Every step takes 10 ms, whatever it holds; the budget stays at 64 tokens.
-KNOWN: dict[str, Any] = {
-    "cost_points": tuple(CostPoint(2**power, 1, STEP_S * 1e3) for power in range(11)),
-    "min_budget_tokens": 64,
-    "max_budget_tokens": 64,
-}
-
-
-def seqs(engine: FakeEngine) -> list[int]:
-    return [batch.num_seqs for batch in engine.batches]
 
 
 def test_arrivals_of_one_turn_share_a_batch_and_get_their_own_rows() -> None:

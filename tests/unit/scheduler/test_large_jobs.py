@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from rose.batch import RaggedBatch
 from rose.errors import OutOfMemoryError
-from scheduler.cost_model import CostPoint
 from scheduler.errors import DeadlineExpired, StepOutOfMemory
 from tests.fakes import FakeEngine, FakeLazyTensor, fake_info
-from tests.scheduling import assert_answers, batching, sequence, turns
+from tests.scheduling import KNOWN, STEP_S, assert_answers, batching, seqs, sequence, turns
 from tests.virtual_loop import run_virtual
-
-STEP_S = 0.010
-# Every step takes 10 ms, whatever it holds.
-KNOWN: dict[str, Any] = {
-    "cost_points": tuple(CostPoint(2**power, 1, STEP_S * 1e3) for power in range(11)),
-    "min_budget_tokens": 64,
-    "max_budget_tokens": 64,
-}
-
-
-def seqs(engine: FakeEngine) -> list[int]:
-    return [batch.num_seqs for batch in engine.batches]
 
 
 def test_a_large_job_that_does_not_fit_is_halved_until_it_does() -> None:
