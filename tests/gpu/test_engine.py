@@ -144,6 +144,15 @@ def test_alone_is_packed(loaded: Loaded) -> None:
             assert cosines(packed[row : row + 1], alone)[0] > MIN_COSINE
 
 
+def test_the_largest_step_is_as_right_as_a_small_one(loaded: Loaded) -> None:
+    info = loaded.engine.info
+    length = min(info.max_model_len, info.max_batch_tokens // info.max_batch_seqs)
+    sequences = loaded.sequences([length] * info.max_batch_seqs, seed=11)
+    packed = loaded.run(sequences).vectors
+    for row in (0, 1, info.max_batch_seqs // 2, info.max_batch_seqs - 1):
+        assert cosines(packed[row : row + 1], loaded.run([sequences[row]]).vectors)[0] > MIN_COSINE
+
+
 def test_eager_is_the_first_and_the_hundredth_replay(loaded: Loaded) -> None:
     sequences = loaded.sequences([100, 37, 300, 1], seed=3)
     with patch.object(loaded.engine._runner, "_may_capture", return_value=False):
