@@ -294,7 +294,8 @@ async def test_thousands_of_damaged_requests(count: int, caplog: pytest.LogCaptu
             async with room:
                 return await damaged_visit(server, Random(1_000_000 + number))
 
-        await asyncio.gather(*map(come, range(200)))
+        # As many clients at once, and what the server keeps of its first ones, take memory of their own.
+        await asyncio.gather(*map(come, range(200, 200 + count)))
         before = rss_bytes()
         for _ in range(
             2
@@ -307,7 +308,7 @@ async def test_thousands_of_damaged_requests(count: int, caplog: pytest.LogCaptu
             if lag.longest_s < LAG_S:
                 break
         assert lag.longest_s < LAG_S
-        assert rss_bytes() - before < 16 * MIB
+        assert rss_bytes() - before < 8 * MIB
         await until(lambda: server.connections <= 1)
         await server.assert_works()
     assert not caplog.records
