@@ -2,8 +2,8 @@
 
 Tokens: 16, 32, 64 (a short query's matrix products take 7 % less at 16 rows than at 64), then multiples of 64
 to 1024, of 128 to 2048, of 256 to 16 384, and twice as much for each power of two up to 2048: 34 buckets up
-to 4096, 178 up to 131 072. Above 512 tokens padding adds up to 12.5 %,
-6 % on average; steps of 256 right from 1024 would save 4 of the 34 and pad 1025 tokens by 25 %.
+to 4096, 178 up to 131 072. Above 512 tokens padding adds up to 12.5 %, 6 % on average; steps of 256 right
+from 1024 would save 4 of the 34 and pad 1025 tokens by 25 %.
 Sequences: powers of two. Empty sequences cost next to nothing, so finer steps would only multiply the graphs.
 Rows on a CPU: oneDNN compiles a product anew for each number of them, 1 ms and 0.6 MB (docs/reliability.md).
 Steps of 2 to 32, since a short text pays for every row, of 4 to 64, 8 to 128, 16 to 512, then an eighth of

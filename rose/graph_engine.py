@@ -43,7 +43,7 @@ _REHEARSAL_S = 0.0001  # what is left to a step's own, after others'
 class GraphEngine:
     """See `rose.batch.Engine`. A step beyond `max_in_flight` is refused with a StepError.
 
-    on_near: called, where the loop slept through a step, when its end is some seconds away; never raises.
+    on_near: called, where the loop slept through a step, with the seconds until its end; never raises.
     """
 
     def __init__(

@@ -74,7 +74,7 @@ class Pacer:
         return BatchSize(max(even, self._of_first_job(queue)), self._options.max_budget_tokens)
 
     def _of_first_job(self, queue: SequenceQueue) -> int:
-        """What waits of the job at the front, or an even part of it if a step takes no more of one."""
+        """Tokens of the job at the front, or an even part of them if a step takes no more of one job."""
         tokens, most = queue.first_job_tokens, self._info.whole_job_tokens
         return ceil(tokens / ceil(tokens / most)) if tokens else 0
 

@@ -65,7 +65,7 @@ class SequenceQueue:
         batch: list[Sequence] = []
         tokens = rows = 0
         kinds = NO_TOKEN_OUTPUTS
-        while self._waiting and rows < max_rows:
+        while rows < max_rows:
             self.drop_ended(now_s)
             if not self._waiting:
                 break

@@ -93,11 +93,11 @@ def scaled_swiglu_epilogue(kernel: Epilogue = "scaled-swiglu") -> Any:
 
 
 def gelu_epilogue() -> Any:
-    """Of the product and a bias; see `rose.aot.narrow_gelu`."""
+    """Of the product and a bias; see `rose.aot.gelu`."""
     from quack.epilogue.frontend import gemm_epilogue
     from quack.epilogue.ops import RowVecLoad
 
-    from rose.aot.narrow_gelu import gelu
+    from rose.aot.gelu import gelu
 
     @gemm_epilogue(ops={"bias": RowVecLoad("bias")})
     def fused_gelu(acc, bias):

@@ -4,9 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import rose
 from rose.config import load_config
+from rose.layers.workspace import Workspace
 from rose.step_size import activation_bytes, device_batch_tokens
 
 PRESETS = Path(rose.__file__).parent / "presets"
@@ -43,10 +45,6 @@ def test_a_sparse_model_gets_no_more_than_others_have_at_least() -> None:
 
 
 def test_the_activations_are_no_more_than_what_is_counted() -> None:
-    import torch
-
-    from rose.layers.workspace import Workspace
-
     config = load_config(PRESETS / "pplx-embed")
     memory = Workspace(config, 4096, torch.bfloat16, torch.device("meta")).rows(4096)
     names = ("residual", "hidden", "qkv", "context", "wide", "narrow")

@@ -1,4 +1,4 @@
-"""GELU in a product's epilogue by one exponential, in half of the instructions that erf takes.
+"""GELU in a product's epilogue by one exponential: 10 instructions a value with its bias, where erf takes 17.
 
 Imported by a build only: needs quack-kernels. Beside tensor cores that draw all the power there is, what an
 epilogue computes costs time even where it is hidden behind another tile's product.
