@@ -12,10 +12,13 @@ import torch
 
 from rose.aot.folders import default_folders
 from rose.aot.library import KernelLibrary, KernelQuery, load_module
-from rose.attention import fa4, flashinfer, flat
+from rose.attention import chained, fa4, flashinfer, flat
 from rose.attention.base import begin, input_dtype
 from rose.attention.sdpa import SdpaAttention
 from rose.kernels import dispatch
+from rose.kernels.cuda.chained_attention import ChainedKernels
+from rose.kernels.cuda.cubin import CHAINED_ATTENTION
+from rose.kernels.cuda.library import cuda_library
 
 if TYPE_CHECKING:
     from rose.attention.base import AttentionBackend, AttentionSpec
@@ -45,6 +48,7 @@ def load_backends(
         if not backends and compile_missing:
             backends.update(_compiled(spec))
         backends.update(_flat(spec))
+        backends.update(_chained(spec))
     backends["sdpa"] = SdpaAttention(spec)
     heads = f"{spec.num_heads}/{spec.num_kv_heads} heads of {spec.head_dim}"
     log.info("attention on %s, %s: %s", spec.device, heads, ", ".join(backends))
@@ -128,6 +132,20 @@ def _flat(spec: AttentionSpec) -> dict[str, AttentionBackend]:
         except Exception as error:  # whatever a compiler may raise; the others serve
             log.warning("%s could not be compiled: %s: %s", kind.name, type(error).__name__, error)
     return found
+
+
+def _chained(spec: AttentionSpec) -> dict[str, AttentionBackend]:
+    """Our own CUDA kernels for Hopper; like the flat ones they serve only where the table says so."""
+    if not chained.takes(spec) or not dispatch.has_triton():
+        return {}
+    library = cuda_library(CHAINED_ATTENTION)
+    if library is None:
+        return {}
+    try:
+        return {chained.NAME: _proven(chained.ChainedAttention(spec, ChainedKernels(library)), spec)}
+    except Exception as error:  # whatever an unfit kernel raises; the others serve
+        log.warning("cannot use %s: %s: %s", chained.NAME, type(error).__name__, error)
+        return {}
 
 
 def _proven(backend: AttentionBackend, spec: AttentionSpec) -> AttentionBackend:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rose.aot.library import KernelQuery
-from rose.attention.work_list import Fa2List, Fa3List
+from rose.attention.work_list import FA3_ROWS, Fa2List, Fa3List, ListMemory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from rose.attention.base import AttentionSpec
     from rose.batch import Int32
 
-# A list of the largest batches: 20 bytes a head for each tile of 128 rows or part of one.
-WORKSPACE_BYTES = 8 << 20
 FULL, CAUSAL = 0, 1
 NHD_LAYOUT, NO_WINDOW, NO_PDL = 0, -1, False
 HEAD_DIMS = {"fa2": (64, 128, 256), "fa3": (64, 128, 256)}
@@ -47,7 +45,7 @@ def list_for(spec: AttentionSpec, version: str, num_tokens: int, num_seqs: int) 
     import torch
 
     blocks = torch.cuda.get_device_properties(spec.device).multi_processor_count
-    return Fa3List.of(spec, num_tokens, num_seqs, blocks)
+    return Fa3List.of(spec, FA3_ROWS[spec.head_dim], num_tokens, num_seqs, blocks)
 
 
 def write_empty_lists(spec: AttentionSpec) -> None:
@@ -55,10 +53,10 @@ def write_empty_lists(spec: AttentionSpec) -> None:
     import torch
 
     cu_seqlens = torch.zeros(2, dtype=torch.int32, device=spec.device)
-    workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=spec.device)
+    space = ListMemory("flashinfer", spec.device)
     for version, head_dims in HEAD_DIMS.items():
         if spec.head_dim in head_dims and spec.window is None:
-            list_for(spec, version, 1, 1).write(cu_seqlens, workspace)
+            space.write(list_for(spec, version, 1, 1), cu_seqlens)
 
 
 class FlashInferAttention:
@@ -80,7 +78,7 @@ class FlashInferAttention:
         self._version = version
         self._mask = CAUSAL if spec.causal else FULL
         self._info: tuple[int, ...] = ()
-        self._list = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=spec.device)
+        self._list = ListMemory(self.name, spec.device)
         # Partial results of split keys, which are off; only its device is read.
         self._float_workspace = torch.empty(16, dtype=torch.uint8, device=spec.device)
 
@@ -91,16 +89,10 @@ class FlashInferAttention:
         """See ListedAttention.write_list.
 
         Raises:
-            RuntimeError: the list may not fit the workspace.
+            RuntimeError: the list may not fit its memory.
         """
-        num_seqs = len(cu_seqlens) - 1
-        made = list_for(self._spec, self._version, num_tokens, num_seqs)
-        if made.nbytes > WORKSPACE_BYTES:
-            raise RuntimeError(
-                f"{self.name}: the list of {num_tokens} tokens in {num_seqs} sequences takes {made.nbytes} "
-                f"bytes, more than {WORKSPACE_BYTES}"
-            )
-        made.write(cu_seqlens, self._list)
+        made = list_for(self._spec, self._version, num_tokens, len(cu_seqlens) - 1)
+        self._list.write(made, cu_seqlens)
         self._info = made.info
 
     def forward(
@@ -123,7 +115,7 @@ class FlashInferAttention:
         tail: tuple[object, ...],
     ) -> None:
         self._run(
-            self._float_workspace, self._list, self._info,
+            self._float_workspace, self._list.memory, self._info,
             *qkv, cu_seqlens, cu_seqlens, out,
             None,  # log-sum-exp
             self._mask, NHD_LAYOUT, NO_WINDOW, NO_PDL,

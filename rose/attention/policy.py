@@ -30,7 +30,7 @@ FORMAT = 1
 # Where nothing was measured: kernels that need no table to be good, then torch's own.
 PREFERENCE = ("flashinfer-fa3", "flashinfer-fa2", "fa4", "sdpa")
 # All there are; those not preferred serve only where a table has them as the fastest.
-KNOWN = (*PREFERENCE, SMALL, "flat", "flat-product", "flashinfer-fa3-fp8")
+KNOWN = (*PREFERENCE, SMALL, "chained", "flat", "flat-product", "flashinfer-fa3-fp8")
 # The backends for models whose layers make q, k and v in e4m3.
 IN_FP8 = frozenset({"flashinfer-fa3-fp8"})
 # The backends that can keep a token from seeing what is more than a window away.

@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from rose.attention.base import AttentionSpec
 
 _WORD = 4  # bytes of each number
-# Rows of the query tiles that the kernels are built for: of fa3 by head size, of fa2 packed with its heads.
-_FA3_ROWS = {64: 192, 128: 128, 256: 128}
+# Lists of the largest batches: 20 bytes a head for each tile of 128 rows or part of one.
+_LIST_BYTES = 8 << 20
+# Rows of the query tiles that FlashInfer's kernels are built for: of fa3 by head size, of fa2 packed with its heads.
+FA3_ROWS = {64: 192, 128: 128, 256: 128}
 _FA2_ROWS, _FA2_FEW_ROWS = 128, 64
 
 
@@ -41,10 +44,12 @@ class Fa3List:
     causal: bool
 
     @classmethod
-    def of(cls, spec: AttentionSpec, num_tokens: int, num_seqs: int, blocks: int) -> Fa3List:
+    def of(
+        cls, spec: AttentionSpec, tile_rows: int, num_tokens: int, num_seqs: int, blocks: int
+    ) -> Fa3List:
         """For num_tokens tokens in num_seqs sequences, padding included, on so many multiprocessors."""
-        rows = _FA3_ROWS[spec.head_dim]
-        return cls(rows, _most_tiles(num_tokens, num_seqs, rows), spec.num_heads, blocks, spec.causal)
+        tiles = _most_tiles(num_tokens, num_seqs, tile_rows)
+        return cls(tile_rows, tiles, spec.num_heads, blocks, spec.causal)
 
     @property
     def capacity(self) -> int:
@@ -111,3 +116,26 @@ class Fa2List:
         from rose.kernels.jit.work_list import write_fa2_list
 
         write_fa2_list(cu_seqlens, self, workspace)
+
+
+class ListMemory:
+    """Device memory for the list of one batch at a time. backend: its name, for errors."""
+
+    def __init__(self, backend: str, device: torch.device) -> None:
+        import torch
+
+        self._backend = backend
+        self.memory = torch.empty(_LIST_BYTES, dtype=torch.uint8, device=device)
+
+    def write(self, made: Fa2List | Fa3List, cu_seqlens: Tensor) -> None:
+        """Enqueue writing the list of a batch. cu_seqlens: i32[S+1].
+
+        Raises:
+            RuntimeError: it may not fit.
+        """
+        if made.nbytes > len(self.memory):
+            raise RuntimeError(
+                f"{self._backend}: the list of {made.tiles} tiles takes {made.nbytes} bytes, more than "
+                f"{len(self.memory)}"
+            )
+        made.write(cu_seqlens, self.memory)

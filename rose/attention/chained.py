@@ -1,0 +1,83 @@
+"""Our own ragged attention for Hopper, which goes from work to work without a pause: chained_attention.cu.
+
+Of full attention (not causal) and heads of 64 and 128. Its list of work is that of FlashInfer's fa3, with tiles
+of 128 query rows. As with fa4, key and value rows past the end of a sequence may be fetched with weight zero:
+keep them finite.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from rose.attention.work_list import Fa3List, ListMemory
+
+if TYPE_CHECKING:
+    import torch
+
+    from rose.attention.base import AttentionSpec
+    from rose.batch import Int32
+    from rose.kernels.cuda.chained_attention import ChainedKernels
+
+NAME = "chained"
+HEAD_DIMS = (64, 128)
+_TILE_ROWS = 128
+
+
+def takes(spec: AttentionSpec) -> bool:
+    """Whether the kernels are compiled for such attention."""
+    import torch
+
+    return (
+        spec.head_dim in HEAD_DIMS
+        and not spec.causal
+        and spec.window is None
+        and spec.dtype is torch.bfloat16
+    )
+
+
+class ChainedAttention:
+    """The kernels of chained_attention.cu, for one model. Needs Triton, which writes the list."""
+
+    name = NAME
+    capturable = True
+    plans = False
+
+    def __init__(self, spec: AttentionSpec, kernels: ChainedKernels) -> None:
+        import torch
+
+        self._kernels = kernels
+        self._spec = spec
+        self._scale = spec.scale * math.log2(math.e)
+        self._blocks = torch.cuda.get_device_properties(spec.device).multi_processor_count
+        self._list = ListMemory(NAME, spec.device)
+        self._capacity = 0
+
+    def plan(self, host_cu_seqlens: Int32) -> None:
+        """Nothing: the device lists the work."""
+
+    def write_list(self, cu_seqlens: torch.Tensor, num_tokens: int) -> None:
+        """See ListedAttention.write_list.
+
+        Raises:
+            RuntimeError: the list may not fit its memory.
+        """
+        made = Fa3List.of(self._spec, _TILE_ROWS, num_tokens, len(cu_seqlens) - 1, self._blocks)
+        self._list.write(made, cu_seqlens)
+        self._capacity = made.capacity
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        max_seqlen: int,
+    ) -> None:
+        """As AttentionBackend.forward, for the batch listed last; neither offsets nor max_seqlen are needed."""
+        import torch
+
+        works = self._list.memory, self._capacity
+        stream = torch.cuda.current_stream().cuda_stream
+        self._kernels.launch((q, k, v), out, works, self._blocks, self._scale, stream)

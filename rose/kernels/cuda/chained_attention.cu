@@ -1,0 +1,358 @@
+// Ragged attention on Hopper: out = softmax(q k^T * scale) v of each sequence, bf16 in and out, sums in fp32.
+//
+// A work is 128 queries of a head, against all keys of their sequence in tiles of 128. Each block has a list of works
+// and goes through their tiles as through one: the scores of the next work's first tile are made beside the last
+// product of this one's weights and values, and keys and values of works to come are fetched all the while. So short
+// sequences, of a few tiles each, keep the tensor cores as busy as long ones do.
+//
+// Two warpgroups have 64 queries each, a third fetches. As FlashAttention-3 (arXiv 2407.08608, section 3.2), a
+// warpgroup's weights of one tile are computed while the product of the tile before runs.
+
+#include <type_traits>
+
+#include "stack_ring.cuh"
+
+namespace {
+
+constexpr int kQueries = 128, kMine = kQueries / 2, kKeys = 128;  // of a work, of a warpgroup of it, of a tile
+constexpr int kHalfBytes = kQueries * kChunk * 2;                 // 64 dimensions of a tile
+constexpr int kAttentionThreads = kComputing + 128, kComputingRegisters = 240, kFetchingRegisters = 24;
+// Weights are powers of two under a maximum that may be too low by so many: values need not be scaled at each new one.
+constexpr float kSlack = 8;
+
+// Where the list says what the blocks do: `capacity` numbers each of tiles of queries, first rows, lengths, heads; two
+// more that are not used here; then where each block's works begin. See rose/attention/work_list.py.
+struct Works {
+    const int* list;
+    int capacity;
+};
+
+struct Work {
+    int tile, first, length, head;
+
+    __device__ __forceinline__ int key_tiles() const { return (length + kKeys - 1) / kKeys; }
+};
+
+__device__ __forceinline__ Work read_work(const Works& works, int index) {
+    const int* at = works.list + index;
+    return {__ldg(at), __ldg(at + works.capacity), __ldg(at + 2 * works.capacity), __ldg(at + 3 * works.capacity)};
+}
+
+// Queries have slots of their own, so that a work's can come while another's are used, and its mixed values can go out
+// through them. Keys and values share a ring.
+template <int kDim>
+struct AttentionMemory {
+    static constexpr int kHalves = kDim / kChunk, kTileSize = kHalves * kHalfBytes, kQuerySlots = 2;
+    static constexpr int kMost = (kSharedBytes - kHeaderBytes) / kTileSize - kQuerySlots;
+    static constexpr int kSlots = kMost < 8 ? kMost : 8;
+    uint32_t base;
+
+    __device__ __forceinline__ Ring queries() const {
+        return {base, base + kQuerySlots * 8, base + kHeaderBytes, kTileSize, kQuerySlots, 0, 0};
+    }
+    __device__ __forceinline__ Ring keys() const {
+        const uint32_t at = base + kQuerySlots * 16;
+        return {at, at + kSlots * 8, base + kHeaderBytes + kQuerySlots * kTileSize, kTileSize, kSlots, 0, 0};
+    }
+};
+
+struct Heads3 {
+    const CUtensorMap *q, *k, *v;
+};
+
+template <int kDim>
+__device__ __forceinline__ void fetch_tile(Ring& ring, const CUtensorMap* map, int head, int row, uint64_t policy) {
+    const uint32_t barrier = ring.open(ring.bytes);
+#pragma unroll
+    for (int half = 0; half < kDim / kChunk; ++half)
+        fetch(ring.here() + half * kHalfBytes, map, head * kDim + half * kChunk, row, barrier, policy);
+    ring.next();
+}
+
+// In the order in which they are used: queries and keys of a tile, then the values of the tile before.
+template <int kDim>
+__device__ __forceinline__ void fetch_all(const AttentionMemory<kDim>& shared, const Heads3& maps, const Works& works,
+                                          int group, int begin, int end) {
+    Ring queries = shared.queries(), keys = shared.keys();
+    int value_head = -1, value_row = 0;
+#pragma unroll 1
+    for (int index = begin; index < end; ++index) {
+        const Work work = read_work(works, index);
+        const int head = work.head / group;
+        fetch_tile<kDim>(queries, maps.q, work.head, work.first + work.tile * kQueries, kReadOnce);
+#pragma unroll 1
+        for (int tile = 0; tile < work.key_tiles(); ++tile) {
+            const int row = work.first + tile * kKeys;
+            fetch_tile<kDim>(keys, maps.k, head, row, kReadOften);
+            if (value_head >= 0) fetch_tile<kDim>(keys, maps.v, value_head, value_row, kReadOften);
+            value_head = head, value_row = row;
+        }
+    }
+    if (value_head >= 0) fetch_tile<kDim>(keys, maps.v, value_head, value_row, kReadOften);
+}
+
+// d [64, kDim] += a [64, 16] @ b [16, kDim], or without what d held. a: a warp's 16 rows in registers. b: rows of 128
+// bytes in shared memory, halves of the dimensions kHalfBytes apart.
+__device__ __forceinline__ void mix(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
+        "%24,%25,%26,%27,%28,%29,%30,%31"
+        "}, {%32,%33,%34,%35}, %36, p, 1, 1, 1;\n}\n"
+        : SUMS32(0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
+__device__ __forceinline__ void mix(float (&d)[64], const uint32_t (&a)[4], uint64_t b, int add) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
+        "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+        "}, {%64,%65,%66,%67}, %68, p, 1, 1, 1;\n}\n"
+        : SUMS32(0), SUMS32(32)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
+// As `descriptor`, of an operand whose rows are K: 64 columns are kHalfBytes from the next.
+__device__ __forceinline__ uint64_t value_descriptor(uint32_t address) {
+    return ((address & 0x3FFFF) >> 4) | (static_cast<uint64_t>(kHalfBytes / 16) << 16) | (64ull << 32) | (1ull << 62);
+}
+
+__device__ __forceinline__ float exponential(float x) {
+    float y;
+    asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// What a thread has of its two queries, lane / 4 of its warp's 16 and 8 further. level: what weights are powers of two
+// under.
+template <int kDim>
+struct Chain {
+    float scores[kKeys / 2] = {}, mixed[kDim / 2] = {};
+    uint32_t weights[kKeys / 16][4];
+    float level[2], totals[2] = {}, done[2];  // done: totals of the work before
+
+    // Those of keys past the sequence's end.
+    __device__ __forceinline__ void hide(int keys) {
+        const int left = keys - threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < kKeys / 2; ++i)
+            if (i / 4 * 8 + i % 2 >= left) scores[i] = -INFINITY;
+    }
+
+    // Scores become weights. Returns whether `factors` must scale what is mixed already.
+    template <bool kFirst>
+    __device__ __forceinline__ bool weigh(float scale, float (&factors)[2]) {
+        float most[2];
+        bool higher = false;
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+            most[row] = scores[row * 2];
+#pragma unroll
+            for (int i = 1; i < kKeys / 4; ++i)
+                most[row] = fmaxf(most[row], scores[i / 2 * 4 + row * 2 + i % 2]);
+            most[row] = fmaxf(most[row], __shfl_xor_sync(0xFFFFFFFF, most[row], 1));
+            most[row] = fmaxf(most[row], __shfl_xor_sync(0xFFFFFFFF, most[row], 2)) * scale;
+            if (!kFirst) higher |= most[row] > level[row] + kSlack;
+        }
+        const bool scales = !kFirst && __any_sync(0xFFFFFFFF, higher);
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+            if (kFirst) {
+                done[row] = totals[row], totals[row] = 0, level[row] = most[row];
+            } else if (scales) {
+                const float next = fmaxf(level[row], most[row]);
+                factors[row] = exponential(level[row] - next);
+                totals[row] *= factors[row], level[row] = next;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kKeys / 2; ++i) {
+            scores[i] = exponential(scores[i] * scale - level[i / 2 % 2]);
+            totals[i / 2 % 2] += scores[i];
+        }
+        return scales;
+    }
+
+    __device__ __forceinline__ void pack() {
+#pragma unroll
+        for (int i = 0; i < kKeys / 4; ++i) weights[i / 4][i % 4] = packed(scores[i * 2], scores[i * 2 + 1]);
+    }
+
+    __device__ __forceinline__ void scale_mixed(const float (&factors)[2]) {
+#pragma unroll
+        for (int i = 0; i < kDim / 2; ++i) mixed[i] *= factors[i / 2 % 2];
+    }
+
+    __device__ __forceinline__ void request_scores(uint32_t queries, uint32_t keys) {
+        const uint64_t left = descriptor(queries), right = descriptor(keys);
+#pragma unroll
+        for (int step = 0; step < kDim / 16; ++step) {  // 16 dimensions are 32 bytes: 2 in a descriptor's units
+            const int at = step / 4 * (kHalfBytes / 16) + step % 4 * 2;
+            multiply<kKeys>(scores, left + at, right + at, step > 0);
+        }
+    }
+
+    __device__ __forceinline__ void request_mixed(uint32_t values, bool add) {
+        const uint64_t right = value_descriptor(values);
+#pragma unroll
+        for (int step = 0; step < kKeys / 16; ++step)  // 16 keys are 2048 bytes
+            mix(mixed, weights[step], right + step * 128, add || step > 0);
+    }
+
+    // Divided by `by`, through this warp's rows of the work's queries, to its first row of `out`.
+    __device__ __forceinline__ void write(const float (&sums)[2], uint32_t stage, __nv_bfloat16* out, int64_t stride,
+                                          int rows) const {
+        const int lane = threadIdx.x % 32;
+        float by[2];
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+            float total = sums[row];
+            total += __shfl_xor_sync(0xFFFFFFFF, total, 1);
+            total += __shfl_xor_sync(0xFFFFFFFF, total, 2);
+            by[row] = __fdividef(1.0f, total);
+        }
+#pragma unroll
+        for (int pair = 0; pair < kDim / 16; ++pair) {
+            const int row = lane % 16, piece = pair % 4 * 2 + lane / 16;
+            const float* at = mixed + pair * 8;
+            asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                             stage + pair / 4 * kHalfBytes + row * 128 + ((piece ^ (row % 8)) * 16)),
+                         "r"(packed(at[0] * by[0], at[1] * by[0])), "r"(packed(at[2] * by[1], at[3] * by[1])),
+                         "r"(packed(at[4] * by[0], at[5] * by[0])), "r"(packed(at[6] * by[1], at[7] * by[1]))
+                         : "memory");
+        }
+        __syncwarp();
+#pragma unroll
+        for (int step = 0; step < kDim / 16; ++step) {
+            constexpr int kPieces = kDim / 8, kRowsAtOnce = 32 / kPieces;
+            const int row = step * kRowsAtOnce + lane / kPieces, piece = lane % kPieces;
+            const float4 four = load_shared4(stage + piece / 8 * kHalfBytes + row * 128 + ((piece ^ row) % 8 * 16));
+            if (row < rows) *reinterpret_cast<float4*>(out + row * stride + piece * 8) = four;
+        }
+    }
+};
+
+struct Out {
+    __nv_bfloat16* rows;
+    int64_t stride;  // of a row, in numbers
+};
+
+template <int kDim>
+__device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, const Works& works, const Out& out,
+                                        float scale, int begin, int end) {
+    const int warp = threadIdx.x % 128 / 32, mine = warpgroup() * kMine;
+    const bool reports = threadIdx.x % 32 == 0;
+    Ring queries = shared.queries(), keys = shared.keys();
+    Chain<kDim> chain;
+    bool adds = false;  // whether values of this work are mixed already
+    Work before{}, work = read_work(works, begin);
+    uint32_t before_queries = 0, before_empty = 0;
+
+    // Of the work before, whose weights are all used.
+    const auto finish = [&](const float(&totals)[2]) {
+        const int first = before.tile * kQueries + mine + warp * 16;
+        const int64_t row = before.first + first;
+        chain.write(totals, before_queries + warp * 2048, out.rows + row * out.stride + before.head * kDim, out.stride,
+                    before.length - first);
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        __syncwarp();
+        if (reports) arrive(before_empty);
+    };
+#pragma unroll 1
+    for (int index = begin; index < end; ++index) {
+        const uint32_t here = queries.here() + mine * 128;
+        const int tiles = work.key_tiles(), last_keys = work.length - (tiles - 1) * kKeys;
+        const Work after = index + 1 < end ? read_work(works, index + 1) : work;
+        wait_for(queries.is_full(), queries.parity);
+        const auto step = [&](auto first, int tile) {
+            constexpr bool kFirst = decltype(first)::value;
+            float factors[2];
+            const uint32_t keys_empty = keys.is_empty();
+            uint32_t values_empty = 0, values_full = 0, parity = 0;
+            const bool mixes = !kFirst || index > begin;
+            wait_for(keys.is_full(), keys.parity);
+            begin_products();
+            chain.request_scores(here, keys.here());
+            end_products();
+            keys.next();
+            if (mixes) {
+                values_empty = keys.is_empty(), values_full = keys.is_full(), parity = keys.parity;
+                wait_for(values_full, parity);
+                chain.request_mixed(keys.here(), adds);
+                end_products();
+                keys.next();
+                await_products<1>();
+            } else {
+                await_products();
+            }
+            if (reports) arrive(keys_empty);
+            if (tile == tiles - 1 && last_keys < kKeys) chain.hide(last_keys);
+            const bool scales = chain.template weigh<kFirst>(scale, factors);
+            if (mixes) {
+                // Over long. A branch: the compiler would put what comes behind it before most of the exponentials.
+                wait_for(values_full, parity);
+                await_products();
+                if (reports) arrive(values_empty);
+            }
+            if (kFirst && mixes) finish(chain.done);
+            if (scales) chain.scale_mixed(factors);
+            chain.pack();
+            adds = !kFirst;
+        };
+        step(std::true_type{}, 0);
+#pragma unroll 1
+        for (int tile = 1; tile < tiles; ++tile) step(std::false_type{}, tile);
+        before = work, work = after;
+        before_queries = here, before_empty = queries.is_empty();
+        queries.next();
+    }
+    wait_for(keys.is_full(), keys.parity);
+    begin_products();
+    chain.request_mixed(keys.here(), adds);
+    end_products();
+    await_products();
+    finish(chain.totals);
+}
+
+template <int kDim>
+__device__ __forceinline__ void attend(const Heads3& maps, const Works& works, const Out& out, int group, float scale) {
+    extern __shared__ __align__(1024) uint8_t memory[];
+    const AttentionMemory<kDim> shared{shared_address(memory)};
+    const int* begins = works.list + 5 * works.capacity + blockIdx.x;
+    const int begin = begins[0], end = begins[1];
+    if (begin >= end) return;
+    if (threadIdx.x == 0) {
+        for (const Ring& ring : {shared.queries(), shared.keys()})
+            for (int slot = 0; slot < ring.count; ++slot)
+                start_barrier(ring.full + slot * 8, 1), start_barrier(ring.empty + slot * 8, kWarps);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
+    if (warp < kWarps) {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kComputingRegisters));
+        compute<kDim>(shared, works, out, scale, begin, end);
+    } else {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kFetchingRegisters));
+        if (threadIdx.x == kComputing) fetch_all<kDim>(shared, maps, works, group, begin, end);
+    }
+}
+
+}  // namespace
+
+// q [T, Hq * D], k, v [T, Hk * D]: boxes of 128 rows and 64 columns. group: query heads a key head. scale: of
+// logarithms to base 2. stride: of a row of `out`.
+#define KERNEL(dim)                                                                                          \
+    extern "C" __global__ __launch_bounds__(kAttentionThreads, 1) void chained_attention_##dim(              \
+        const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,                        \
+        const __grid_constant__ CUtensorMap v, __nv_bfloat16* out, int64_t stride, const int* list,          \
+        int capacity, int group, float scale) {                                                              \
+        attend<dim>({&q, &k, &v}, {list, capacity}, {out, stride}, group, scale);                            \
+    }
+
+KERNEL(64)
+KERNEL(128)
