@@ -236,6 +236,19 @@ struct Chain {
     }
 };
 
+// Warpgroups ask for their products in turns, so that one's weights are computed while the other's products run.
+__device__ __forceinline__ void await_turn() {
+#ifndef NO_TURNS
+    asm volatile("bar.sync %0, %1;" ::"r"(4 + static_cast<int>(threadIdx.x / 128)), "n"(kComputing) : "memory");
+#endif
+}
+
+__device__ __forceinline__ void pass_turn() {
+#ifndef NO_TURNS
+    asm volatile("bar.arrive %0, %1;" ::"r"(5 - static_cast<int>(threadIdx.x / 128)), "n"(kComputing) : "memory");
+#endif
+}
+
 struct Out {
     __nv_bfloat16* rows;
     int64_t stride;  // of a row, in numbers
@@ -262,6 +275,7 @@ __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, con
         __syncwarp();
         if (reports) arrive(before_empty);
     };
+    if (mine > 0) pass_turn();
 #pragma unroll 1
     for (int index = begin; index < end; ++index) {
         const uint32_t here = queries.here() + mine * 128;
@@ -275,6 +289,7 @@ __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, con
             uint32_t values_empty = 0, values_full = 0, parity = 0;
             const bool mixes = !kFirst || index > begin;
             wait_for(keys.is_full(), keys.parity);
+            await_turn();
             begin_products();
             chain.request_scores(here, keys.here());
             end_products();
@@ -284,9 +299,11 @@ __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, con
                 wait_for(values_full, parity);
                 chain.request_mixed(keys.here(), adds);
                 end_products();
+                pass_turn();
                 keys.next();
                 await_products<1>();
             } else {
+                pass_turn();
                 await_products();
             }
             if (reports) arrive(keys_empty);
@@ -311,9 +328,11 @@ __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, con
         queries.next();
     }
     wait_for(keys.is_full(), keys.parity);
+    await_turn();
     begin_products();
     chain.request_mixed(keys.here(), adds);
     end_products();
+    if (mine == 0) pass_turn();
     await_products();
     finish(chain.totals);
 }
@@ -322,9 +341,6 @@ template <int kDim>
 __device__ __forceinline__ void attend(const Heads3& maps, const Works& works, const Out& out, int group, float scale) {
     extern __shared__ __align__(1024) uint8_t memory[];
     const AttentionMemory<kDim> shared{shared_address(memory)};
-    const int* begins = works.list + 5 * works.capacity + blockIdx.x;
-    const int begin = begins[0], end = begins[1];
-    if (begin >= end) return;
     if (threadIdx.x == 0) {
         for (const Ring& ring : {shared.queries(), shared.keys()})
             for (int slot = 0; slot < ring.count; ++slot)
@@ -332,6 +348,11 @@ __device__ __forceinline__ void attend(const Heads3& maps, const Works& works, c
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
+    // For the kernel in front, if this one came up early; the next may come up, too.
+    asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
+    const int* begins = works.list + 5 * works.capacity + blockIdx.x;
+    const int begin = begins[0], end = begins[1];
+    if (begin >= end) return;
     const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
     if (warp < kWarps) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kComputingRegisters));

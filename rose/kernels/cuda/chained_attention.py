@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rose.kernels.cuda.plan import CHUNK, SHARED_BYTES
+from rose.kernels.early import Early, current
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +23,11 @@ class ChainedKernels:
 
     def __init__(self, library: CudaLibrary) -> None:
         self._library = library
+        early = library.driver.CUlaunchAttribute()
+        names = library.driver.CUlaunchAttributeID
+        early.id = names.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        early.value.programmaticStreamSerializationAllowed = 1
+        self._early = [early]
 
     def launch(
         self,
@@ -32,7 +38,7 @@ class ChainedKernels:
         scale: float,
         stream: int,
     ) -> None:
-        """Enqueue the attention of a batch on `stream`; may be captured.
+        """Enqueue the attention of a batch on `stream`, early as `launching` says; may be captured.
 
         qkv, out: as of AttentionBackend.forward, bf16, rows and starts at multiples of 16 bytes. works: an
         Fa3List for `blocks` blocks with tiles of 128 rows, and its capacity. scale: on q·k, to base 2.
@@ -60,6 +66,8 @@ class ChainedKernels:
         config.gridDimX, config.blockDimX = blocks, _THREADS
         config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
         config.sharedMemBytes = SHARED_BYTES
+        attributes = [] if current() is Early.NO else self._early
+        config.attrs, config.numAttrs = attributes, len(attributes)
         config.hStream = driver.CUstream(stream)
         return config
 
