@@ -52,8 +52,8 @@ class AttentionBackend(Protocol):
     def name(self) -> str:
         """As in the policy table and at /info.
 
-        "fa4", "fa4-64x128-early", "flashinfer-fa3", "flashinfer-fa3-fp8", "flashinfer-fa2", "flat",
-        "flat-product", "sdpa".
+        "fa4", "fa4-64x128-early", "flashinfer-fa3", "flashinfer-fa3-fp8", "flashinfer-fa2", "chained",
+        "flat", "flat-product", "sdpa".
         """
         ...
 

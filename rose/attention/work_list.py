@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _WORD = 4  # bytes of each number
 # Lists of the largest batches: 20 bytes a head for each tile of 128 rows or part of one.
 _LIST_BYTES = 8 << 20
-# Rows of the query tiles that FlashInfer's kernels are built for: of fa3 by head size, of fa2 packed with its heads.
+# Rows of query tiles that FlashInfer's kernels are built for: of fa3 by head size, of fa2 packed with its heads.
 FA3_ROWS = {64: 192, 128: 128, 256: 128}
 _FA2_ROWS, _FA2_FEW_ROWS = 128, 64
 
@@ -44,9 +44,7 @@ class Fa3List:
     causal: bool
 
     @classmethod
-    def of(
-        cls, spec: AttentionSpec, tile_rows: int, num_tokens: int, num_seqs: int, blocks: int
-    ) -> Fa3List:
+    def of(cls, spec: AttentionSpec, tile_rows: int, num_tokens: int, num_seqs: int, blocks: int) -> Fa3List:
         """For num_tokens tokens in num_seqs sequences, padding included, on so many multiprocessors."""
         tiles = _most_tiles(num_tokens, num_seqs, tile_rows)
         return cls(tile_rows, tiles, spec.num_heads, blocks, spec.causal)

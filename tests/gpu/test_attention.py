@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gpu
 
 NAMES = (
     *("fa4", "fa4-64x128-early", "flashinfer-fa3", "flashinfer-fa3-fp8", "flashinfer-fa2"),
-    *("flat", "flat-product", "sdpa"),
+    *("chained", "flat", "flat-product", "sdpa"),
 )
 HEADS = {"hd128": (16, 8, 128), "hd128-4b": (32, 8, 128), "hd64": (16, 16, 64), "hd32": (12, 12, 32)}
 LENGTHS = {

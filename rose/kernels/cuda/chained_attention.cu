@@ -289,7 +289,7 @@ __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, con
             uint32_t values_empty = 0, values_full = 0, parity = 0;
             const bool mixes = !kFirst || index > begin;
             wait_for(keys.is_full(), keys.parity);
-            await_turn();
+            if (kFirst) await_turn();
             begin_products();
             chain.request_scores(here, keys.here());
             end_products();
@@ -299,11 +299,11 @@ __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, con
                 wait_for(values_full, parity);
                 chain.request_mixed(keys.here(), adds);
                 end_products();
-                pass_turn();
+                if (kFirst && (mine == 0 || index + 1 < end)) pass_turn();
                 keys.next();
                 await_products<1>();
             } else {
-                pass_turn();
+                if (mine == 0 || index + 1 < end) pass_turn();
                 await_products();
             }
             if (reports) arrive(keys_empty);
@@ -328,11 +328,9 @@ __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, con
         queries.next();
     }
     wait_for(keys.is_full(), keys.parity);
-    await_turn();
     begin_products();
     chain.request_mixed(keys.here(), adds);
     end_products();
-    if (mine == 0) pass_turn();
     await_products();
     finish(chain.totals);
 }

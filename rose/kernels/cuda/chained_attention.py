@@ -73,7 +73,7 @@ class ChainedKernels:
 
 
 def _heads_view(x: Tensor) -> View:
-    """x [T, H, D], whose rows may be strided, as the copy engine sees it: 64 columns of 128 rows at a time."""
+    """x [T, H, D], whose rows may be strided, as the copy engine sees it: boxes of 64 columns, 128 rows."""
     num_rows, heads, dim = x.shape
     row = x.stride(0) * x.element_size()
     return x.data_ptr(), (heads * dim, num_rows), (row,), (CHUNK, _TILE_ROWS)

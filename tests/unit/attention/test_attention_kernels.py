@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 import torch
 
 from rose.attention.base import AttentionSpec, Fp8Attention, begin, input_dtype
+from rose.attention.chained import ChainedAttention, takes
 from rose.attention.fa4 import Fa4Attention
-from rose.attention.flashinfer import WORKSPACE_BYTES, FlashInferAttention, FlashInferFp8Attention
+from rose.attention.flashinfer import FlashInferAttention, FlashInferFp8Attention
 from rose.attention.work_list import Fa2List, Fa3List
 
 SPEC = AttentionSpec(16, 8, 128, 0.25, False, torch.bfloat16, torch.device("cpu"))
@@ -77,12 +79,14 @@ def test_a_list_is_of_the_batch_and_the_spec(written: list[tuple[Any, ...]]) -> 
     assert dealt_list == Fa3List(tile_rows=192, tiles=4, heads=4, blocks=132, causal=True)
     for cu_seqlens, workspace in (first, second):
         assert cu_seqlens is offsets
-        assert (workspace.dtype, len(workspace)) == (torch.uint8, WORKSPACE_BYTES)
+        assert (workspace.dtype, len(workspace)) == (torch.uint8, 8 << 20)
 
 
 def test_a_batch_whose_list_may_not_fit_is_refused() -> None:
     backend = FlashInferAttention(SPEC, "fa3", ScriptedModule())
-    with pytest.raises(RuntimeError, match=r"the list of 9000000 tokens in 1 sequences takes"):
+    with pytest.raises(
+        RuntimeError, match=r"the list of 70313 tiles takes 22500692 bytes, more than 8388608"
+    ):
         backend.write_list(torch.zeros(2, dtype=torch.int32), 9_000_000)
 
 
@@ -160,3 +164,48 @@ def test_the_mask_is_off_for_a_bidirectional_model() -> None:
     backend.write_list(cu_seqlens, 8)
     backend.forward(q, k, v, out, cu_seqlens, 8)
     assert module.ran[0][10] == 0
+
+
+class ScriptedKernels:
+    """Stands for chained_attention.cu's."""
+
+    def __init__(self) -> None:
+        self.ran: list[tuple[Any, ...]] = []
+
+    def launch(self, *arguments: Any) -> None:
+        self.ran.append(arguments)
+
+
+def test_chained_runs_the_list_made_last(
+    written: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=77))
+    kernels: Any = ScriptedKernels()
+    backend = ChainedAttention(SPEC, kernels)
+    q, k, v, out, cu_seqlens = packed(SPEC)
+    begin(backend, cu_seqlens[:2], 8)
+    begin(backend, cu_seqlens, 300)
+    backend.forward(q, k, v, out, cu_seqlens, 4)
+    (_, (made, offsets, memory)) = written
+    assert made == Fa3List(tile_rows=128, tiles=5, heads=16, blocks=132, causal=False)
+    assert offsets is cu_seqlens
+    ((qkv, to, works, blocks, scale, stream),) = kernels.ran
+    assert [id(x) for x in (*qkv, to, works[0])] == [id(x) for x in (q, k, v, out, memory)]
+    assert (works[1], blocks, stream) == (80, 132, 77)
+    assert scale == pytest.approx(0.25 / 0.6931472)
+    assert (backend.name, backend.capturable, backend.plans) == ("chained", True, False)
+
+
+@pytest.mark.parametrize(
+    ("changed", "taken"),
+    [
+        ({}, True),
+        ({"head_dim": 64}, True),
+        ({"head_dim": 32}, False),
+        ({"causal": True}, False),
+        ({"window": 9}, False),
+        ({"dtype": torch.float16}, False),
+    ],
+)
+def test_chained_takes_what_it_is_compiled_for(changed: dict[str, Any], taken: bool) -> None:
+    assert takes(replace(SPEC, **changed)) is taken

@@ -71,7 +71,7 @@ def expected_works(lengths: list[int], heads: int, rows: int) -> list[tuple[int,
 def check_fa3(lengths: list[int], causal: bool, device: str, padding: int = 0) -> None:
     heads = (3, 3, 64) if causal else (4, 2, 128)
     num_tokens = max(sum(lengths) + padding, 1)
-    plan = Fa3List.of(spec_of(heads, causal), num_tokens, len(lengths), BLOCKS)
+    plan = Fa3List.of(spec_of(heads, causal), 192 if causal else 128, num_tokens, len(lengths), BLOCKS)
     blocks = fa3_works(plan, written(plan, lengths, device))
     assert sorted(work for block in blocks for work in block) == expected_works(
         lengths, heads[0], plan.tile_rows

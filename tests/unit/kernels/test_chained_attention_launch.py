@@ -1,0 +1,81 @@
+"""Chained attention: what the driver is asked for."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from rose.kernels.cuda import chained_attention
+from rose.kernels.cuda.chained_attention import ChainedKernels
+from rose.kernels.cuda.cubin import CHAINED_ATTENTION
+from rose.kernels.cuda.library import CudaLibrary
+from rose.kernels.early import Early, launching
+from tests.unit.kernels.fake_driver import FakeDriver
+
+# Of the kernel's parameters behind its three tensor maps.
+KINDS = (
+    ctypes.c_void_p,
+    ctypes.c_int64,
+    ctypes.c_void_p,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_float,
+)
+
+
+def _read(parameters: int) -> list[object]:
+    pointers = (ctypes.c_void_p * (3 + len(KINDS))).from_address(parameters)
+    return [kind.from_address(at).value for kind, at in zip(KINDS, pointers[3:], strict=True)]
+
+
+@pytest.fixture
+def driver() -> FakeDriver:
+    return FakeDriver(_read)
+
+
+@pytest.fixture
+def kernels(driver: FakeDriver) -> ChainedKernels:
+    return ChainedKernels(CudaLibrary(Path("some.cubin"), 0, driver))
+
+
+def _launch(kernels: ChainedKernels, dim: int = 128) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
+    qkv = torch.zeros(300, 8, dim, dtype=torch.bfloat16)
+    out = torch.zeros(300, 4, dim, dtype=torch.bfloat16)
+    heads, works = list(torch.split(qkv, [4, 2, 2], dim=1)), torch.zeros(64, dtype=torch.uint8)
+    kernels.launch(heads, out, (works, 12), 132, 0.25, 77)
+    return heads, out, works
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_a_launch_says_where_heads_and_works_are(
+    kernels: ChainedKernels, driver: FakeDriver, dim: int
+) -> None:
+    heads, out, works = _launch(kernels, dim)
+    (call,) = driver.launches
+    assert (call.kernel, call.grid, call.block) == (f"chained_attention_{dim}", (132, 1, 1), (384, 1, 1))
+    assert (call.shared, call.stream, call.count) == (227 * 1024, 77, 0)
+    assert call.seen == [out.data_ptr(), 4 * dim, works.data_ptr(), 12, 2, 0.25]
+    # Rows are those of the packed product; of each a box is 64 columns of a tile.
+    assert driver.maps == [
+        (x.data_ptr(), [count * dim, 300], [8 * dim * 2], [64, 128], [1, 1])
+        for x, count in zip(heads, (4, 2, 2), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("early", Early)
+def test_it_comes_up_early_where_others_do(kernels: ChainedKernels, driver: FakeDriver, early: Early) -> None:
+    with launching(early):
+        _launch(kernels)
+    assert driver.launches[0].early == (1 if early else None)
+
+
+def test_the_source_has_these_sizes() -> None:
+    text = CHAINED_ATTENTION.path.read_text("utf-8")
+    for name, value in (("kQueries", chained_attention._TILE_ROWS), ("kKeys", chained_attention._TILE_ROWS)):
+        assert re.search(rf"\b{name} = {value}\b", text), name
+    assert chained_attention._THREADS == 256 + 128  # kComputing + 128
+    assert {int(dim) for dim in re.findall(r"^KERNEL\((\d+)\)$", text, re.MULTILINE)} == {64, 128}
