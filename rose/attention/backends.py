@@ -141,8 +141,9 @@ def _chained(spec: AttentionSpec) -> dict[str, AttentionBackend]:
     library = cuda_library(CHAINED_ATTENTION)
     if library is None:
         return {}
+    kernels = ChainedKernels(library, causal=spec.causal)
     try:
-        return {chained.NAME: _proven(chained.ChainedAttention(spec, ChainedKernels(library)), spec)}
+        return {chained.NAME: _proven(chained.ChainedAttention(spec, kernels), spec)}
     except Exception as error:  # whatever an unfit kernel raises; the others serve
         log.warning("cannot use %s: %s: %s", chained.NAME, type(error).__name__, error)
         return {}

@@ -1,8 +1,8 @@
-"""Our own ragged attention for Hopper, which goes from work to work without a pause: chained_attention.cu.
+"""Our own ragged attention for Hopper, which goes from work to work without a pause.
 
-Of full attention (not causal) and heads of 64 and 128. Its list of work is that of FlashInfer's fa3, with tiles
-of 128 query rows. As with fa4, key and value rows past the end of a sequence may be fetched with weight zero:
-keep them finite.
+See chained_attention.cu. Of heads of 64 and 128. Its list of work is that of
+FlashInfer's fa3, with tiles of 128 query rows. As with fa4, key and value rows past the end of a sequence may be
+fetched with weight zero: keep them finite.
 """
 
 from __future__ import annotations
@@ -28,12 +28,7 @@ def takes(spec: AttentionSpec) -> bool:
     """Whether the kernels are compiled for such attention."""
     import torch
 
-    return (
-        spec.head_dim in HEAD_DIMS
-        and not spec.causal
-        and spec.window is None
-        and spec.dtype is torch.bfloat16
-    )
+    return spec.head_dim in HEAD_DIMS and spec.window is None and spec.dtype is torch.bfloat16
 
 
 class ChainedAttention:
@@ -75,7 +70,7 @@ class ChainedAttention:
         cu_seqlens: torch.Tensor,
         max_seqlen: int,
     ) -> None:
-        """As AttentionBackend.forward, for the batch listed last; neither offsets nor max_seqlen are needed."""
+        """As AttentionBackend.forward, for the batch listed last; the list says all of its lengths."""
         import torch
 
         works = self._list.memory, self._capacity

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _WORD = 4  # bytes of each number
 # Lists of the largest batches: 20 bytes a head for each tile of 128 rows or part of one.
 _LIST_BYTES = 8 << 20
-# Rows of query tiles that FlashInfer's kernels are built for: of fa3 by head size, of fa2 packed with its heads.
+# Rows of the query tiles of FlashInfer's kernels: of fa3 by head size, of fa2 packed with its heads.
 FA3_ROWS = {64: 192, 128: 128, 256: 128}
 _FA2_ROWS, _FA2_FEW_ROWS = 128, 64
 

@@ -30,7 +30,11 @@ struct Works {
 struct Work {
     int tile, first, length, head;
 
-    __device__ __forceinline__ int key_tiles() const { return (length + kKeys - 1) / kKeys; }
+    // Queries of a causal work see no keys behind their own tile.
+    template <bool kCausal>
+    __device__ __forceinline__ int key_tiles() const {
+        return kCausal ? tile + 1 : (length + kKeys - 1) / kKeys;
+    }
 };
 
 __device__ __forceinline__ Work read_work(const Works& works, int index) {
@@ -70,7 +74,7 @@ __device__ __forceinline__ void fetch_tile(Ring& ring, const CUtensorMap* map, i
 }
 
 // In the order in which they are used: queries and keys of a tile, then the values of the tile before.
-template <int kDim>
+template <int kDim, bool kCausal>
 __device__ __forceinline__ void fetch_all(const AttentionMemory<kDim>& shared, const Heads3& maps, const Works& works,
                                           int group, int begin, int end) {
     Ring queries = shared.queries(), keys = shared.keys();
@@ -81,7 +85,7 @@ __device__ __forceinline__ void fetch_all(const AttentionMemory<kDim>& shared, c
         const int head = work.head / group;
         fetch_tile<kDim>(queries, maps.q, work.head, work.first + work.tile * kQueries, kReadOnce);
 #pragma unroll 1
-        for (int tile = 0; tile < work.key_tiles(); ++tile) {
+        for (int tile = 0; tile < work.key_tiles<kCausal>(); ++tile) {
             const int row = work.first + tile * kKeys;
             fetch_tile<kDim>(keys, maps.k, head, row, kReadOften);
             if (value_head >= 0) fetch_tile<kDim>(keys, maps.v, value_head, value_row, kReadOften);
@@ -135,12 +139,12 @@ struct Chain {
     uint32_t weights[kKeys / 16][4];
     float level[2], totals[2] = {}, done[2];  // done: totals of the work before
 
-    // Those of keys past the sequence's end.
-    __device__ __forceinline__ void hide(int keys) {
+    // Those of a tile's keys from `keys` on, of which the second query sees `more`.
+    __device__ __forceinline__ void hide(int keys, int more) {
         const int left = keys - threadIdx.x % 4 * 2;
 #pragma unroll
         for (int i = 0; i < kKeys / 2; ++i)
-            if (i / 4 * 8 + i % 2 >= left) scores[i] = -INFINITY;
+            if (i / 4 * 8 + i % 2 >= left + (i / 2 % 2) * more) scores[i] = -INFINITY;
     }
 
     // Scores become weights. Returns whether `factors` must scale what is mixed already.
@@ -236,17 +240,14 @@ struct Chain {
     }
 };
 
-// Warpgroups ask for their products in turns, so that one's weights are computed while the other's products run.
+// At the beginning of a work warpgroups ask for their products in turns: one's weights are then computed while the
+// other's products run. At each tile it is slower, without it too.
 __device__ __forceinline__ void await_turn() {
-#ifndef NO_TURNS
     asm volatile("bar.sync %0, %1;" ::"r"(4 + static_cast<int>(threadIdx.x / 128)), "n"(kComputing) : "memory");
-#endif
 }
 
 __device__ __forceinline__ void pass_turn() {
-#ifndef NO_TURNS
     asm volatile("bar.arrive %0, %1;" ::"r"(5 - static_cast<int>(threadIdx.x / 128)), "n"(kComputing) : "memory");
-#endif
 }
 
 struct Out {
@@ -254,7 +255,7 @@ struct Out {
     int64_t stride;  // of a row, in numbers
 };
 
-template <int kDim>
+template <int kDim, bool kCausal>
 __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, const Works& works, const Out& out,
                                         float scale, int begin, int end) {
     const int warp = threadIdx.x % 128 / 32, mine = warpgroup() * kMine;
@@ -279,7 +280,8 @@ __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, con
 #pragma unroll 1
     for (int index = begin; index < end; ++index) {
         const uint32_t here = queries.here() + mine * 128;
-        const int tiles = work.key_tiles(), last_keys = work.length - (tiles - 1) * kKeys;
+        const int tiles = work.key_tiles<kCausal>();
+        const int last_keys = kCausal ? mine + warp * 16 + threadIdx.x % 32 / 4 + 1 : work.length - (tiles - 1) * kKeys;
         const Work after = index + 1 < end ? read_work(works, index + 1) : work;
         wait_for(queries.is_full(), queries.parity);
         const auto step = [&](auto first, int tile) {
@@ -307,7 +309,7 @@ __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, con
                 await_products();
             }
             if (reports) arrive(keys_empty);
-            if (tile == tiles - 1 && last_keys < kKeys) chain.hide(last_keys);
+            if (tile == tiles - 1 && (kCausal || last_keys < kKeys)) chain.hide(last_keys, kCausal ? 8 : 0);
             const bool scales = chain.template weigh<kFirst>(scale, factors);
             if (mixes) {
                 // Over long. A branch: the compiler would put what comes behind it before most of the exponentials.
@@ -335,7 +337,7 @@ __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, con
     finish(chain.totals);
 }
 
-template <int kDim>
+template <int kDim, bool kCausal>
 __device__ __forceinline__ void attend(const Heads3& maps, const Works& works, const Out& out, int group, float scale) {
     extern __shared__ __align__(1024) uint8_t memory[];
     const AttentionMemory<kDim> shared{shared_address(memory)};
@@ -354,10 +356,10 @@ __device__ __forceinline__ void attend(const Heads3& maps, const Works& works, c
     const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
     if (warp < kWarps) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kComputingRegisters));
-        compute<kDim>(shared, works, out, scale, begin, end);
+        compute<kDim, kCausal>(shared, works, out, scale, begin, end);
     } else {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kFetchingRegisters));
-        if (threadIdx.x == kComputing) fetch_all<kDim>(shared, maps, works, group, begin, end);
+        if (threadIdx.x == kComputing) fetch_all<kDim, kCausal>(shared, maps, works, group, begin, end);
     }
 }
 
@@ -365,13 +367,15 @@ __device__ __forceinline__ void attend(const Heads3& maps, const Works& works, c
 
 // q [T, Hq * D], k, v [T, Hk * D]: boxes of 128 rows and 64 columns. group: query heads a key head. scale: of
 // logarithms to base 2. stride: of a row of `out`.
-#define KERNEL(dim)                                                                                          \
-    extern "C" __global__ __launch_bounds__(kAttentionThreads, 1) void chained_attention_##dim(              \
+#define KERNEL(name, dim, causal)                                                                            \
+    extern "C" __global__ __launch_bounds__(kAttentionThreads, 1) void name(                                 \
         const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,                        \
         const __grid_constant__ CUtensorMap v, __nv_bfloat16* out, int64_t stride, const int* list,          \
         int capacity, int group, float scale) {                                                              \
-        attend<dim>({&q, &k, &v}, {list, capacity}, {out, stride}, group, scale);                            \
+        attend<dim, causal>({&q, &k, &v}, {list, capacity}, {out, stride}, group, scale);                    \
     }
 
-KERNEL(64)
-KERNEL(128)
+KERNEL(chained_attention_64, 64, false)
+KERNEL(chained_attention_128, 128, false)
+KERNEL(chained_attention_causal_64, 64, true)
+KERNEL(chained_attention_causal_128, 128, true)

@@ -19,10 +19,14 @@ _THREADS, _TILE_ROWS = 384, 128
 
 
 class ChainedKernels:
-    """The kernels of chained_attention.cu, compiled into `library`; one for each size of a head."""
+    """The kernels of chained_attention.cu, compiled into `library`; one for each size of a head.
 
-    def __init__(self, library: CudaLibrary) -> None:
+    causal: whether a token sees only itself and earlier ones of its sequence.
+    """
+
+    def __init__(self, library: CudaLibrary, *, causal: bool) -> None:
         self._library = library
+        self._name = "chained_attention_causal" if causal else "chained_attention"
         early = library.driver.CUlaunchAttribute()
         names = library.driver.CUlaunchAttributeID
         early.id = names.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -41,7 +45,7 @@ class ChainedKernels:
         """Enqueue the attention of a batch on `stream`, early as `launching` says; may be captured.
 
         qkv, out: as of AttentionBackend.forward, bf16, rows and starts at multiples of 16 bytes. works: an
-        Fa3List for `blocks` blocks with tiles of 128 rows, and its capacity. scale: on q·k, to base 2.
+        Fa3List of such attention for `blocks` blocks with tiles of 128 rows, and its capacity. scale: on q·k, to base 2.
 
         Raises:
             CudaError: the driver refused it.
@@ -57,7 +61,7 @@ class ChainedKernels:
             ctypes.c_int(q.shape[1] // k.shape[1]),
             ctypes.c_float(scale),
         )
-        kernel = f"chained_attention_{q.shape[2]}"
+        kernel = f"{self._name}_{q.shape[2]}"
         self._library.launch(kernel, self._config(blocks, stream), (*maps, *numbers))
 
     def _config(self, blocks: int, stream: int) -> Any:

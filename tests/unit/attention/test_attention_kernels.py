@@ -202,7 +202,7 @@ def test_chained_runs_the_list_made_last(
         ({}, True),
         ({"head_dim": 64}, True),
         ({"head_dim": 32}, False),
-        ({"causal": True}, False),
+        ({"causal": True}, True),
         ({"window": 9}, False),
         ({"dtype": torch.float16}, False),
     ],

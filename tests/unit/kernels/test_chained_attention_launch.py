@@ -39,7 +39,7 @@ def driver() -> FakeDriver:
 
 @pytest.fixture
 def kernels(driver: FakeDriver) -> ChainedKernels:
-    return ChainedKernels(CudaLibrary(Path("some.cubin"), 0, driver))
+    return ChainedKernels(CudaLibrary(Path("some.cubin"), 0, driver), causal=False)
 
 
 def _launch(kernels: ChainedKernels, dim: int = 128) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
@@ -73,9 +73,19 @@ def test_it_comes_up_early_where_others_do(kernels: ChainedKernels, driver: Fake
     assert driver.launches[0].early == (1 if early else None)
 
 
+def test_causal_attention_has_kernels_of_its_own(driver: FakeDriver) -> None:
+    _launch(ChainedKernels(CudaLibrary(Path("some.cubin"), 0, driver), causal=True), 64)
+    assert driver.launches[0].kernel == "chained_attention_causal_64"
+
+
 def test_the_source_has_these_sizes() -> None:
     text = CHAINED_ATTENTION.path.read_text("utf-8")
     for name, value in (("kQueries", chained_attention._TILE_ROWS), ("kKeys", chained_attention._TILE_ROWS)):
         assert re.search(rf"\b{name} = {value}\b", text), name
     assert chained_attention._THREADS == 256 + 128  # kComputing + 128
-    assert {int(dim) for dim in re.findall(r"^KERNEL\((\d+)\)$", text, re.MULTILINE)} == {64, 128}
+    kernels = set(re.findall(r"^KERNEL\((.*)\)$", text, re.MULTILINE))
+    assert kernels == {
+        f"chained_attention{name}_{dim}, {dim}, {causal}"
+        for name, causal in (("", "false"), ("_causal", "true"))
+        for dim in (64, 128)
+    }
