@@ -1,8 +1,8 @@
 """Our own ragged attention for Hopper, which goes from work to work without a pause.
 
-See chained_attention.cu. Of heads of 64 and 128. Its list of work is that of
-FlashInfer's fa3, with tiles of 128 query rows. As with fa4, key and value rows past the end of a sequence may be
-fetched with weight zero: keep them finite.
+See chained_attention.cu. Of heads of 64 and 128. Its list of work is that of FlashInfer's fa3, with tiles of
+128 query rows. As with fa4, key and value rows past the end of a sequence may be fetched with weight zero:
+keep them finite.
 """
 
 from __future__ import annotations
