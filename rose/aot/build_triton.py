@@ -31,7 +31,7 @@ from rose.attention import policy
 from rose.config import ModelConfig, load_config
 from rose.engine_options import MOST_BATCH_TOKENS
 from rose.kernels import early, fused, gemm
-from rose.kernels.cuda.decoder_wide import WIDE
+from rose.kernels.cuda.wide import WIDE
 from rose.kernels.jit import prebuilt
 from rose.layers import decoder_stack, encoder_stack
 from rose.layers.compile_ahead import compile_ahead, row_counts
@@ -116,10 +116,17 @@ class IdleEncoder(EncoderStack):
 
     @classmethod
     def of(
-        cls, layers: Sequence[EncoderLayer], spec: AttentionSpec, library: CudaLibrary | None = None
+        cls,
+        layers: Sequence[EncoderLayer],
+        spec: AttentionSpec,
+        library_of: Callable[[CudaSource], CudaLibrary | None] | None = None,
     ) -> EncoderStack | None:
-        """See EncoderStack.of; as if the kernel was built."""
+        """See EncoderStack.of; as if the kernels were built."""
         return cls() if encoder_stack.fits(layers, spec) else None
+
+    def takes(self, num_tokens: int) -> bool:
+        """See EncoderStack.takes."""
+        return num_tokens <= WIDE.max_tokens
 
     def __call__(self, batch: DeviceBatch, hidden: torch.Tensor, buffers: EncoderBuffers) -> None:
         """See EncoderStack."""

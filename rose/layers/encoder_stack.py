@@ -1,21 +1,25 @@
-"""All layers of a large BERT or XLM-R in one kernel, for batches of few tokens; see encoder_stack.cu."""
+"""All layers of a large BERT or XLM-R in one kernel, for batches of few tokens.
+
+See encoder_stack.cu and encoder_wide.cu.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from rose.kernels.cuda import encoder_stack, stack
-from rose.kernels.cuda.cubin import ENCODER_STACK
 from rose.kernels.cuda.encoder_stack import EncoderKernels, EncoderRows, EncoderWeights
+from rose.kernels.cuda.encoder_wide import WideEncoderKernels
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rose.attention.base import AttentionSpec
     from rose.device_batch import DeviceBatch
+    from rose.kernels.cuda.cubin import CudaSource
     from rose.kernels.cuda.library import CudaLibrary
     from rose.layers.encoder import EncoderBuffers, EncoderLayer
 
@@ -23,31 +27,41 @@ if TYPE_CHECKING:
 class EncoderStack:
     """The layers of one model: one launch for the seven a layer that they take apart."""
 
-    def __init__(self, kernels: EncoderKernels) -> None:
+    def __init__(self, kernels: Sequence[EncoderKernels]) -> None:
+        """kernels: at least one; a batch takes the first that has room for it."""
         self._kernels = kernels
 
     @classmethod
     def of(
-        cls, layers: Sequence[EncoderLayer], spec: AttentionSpec, library: CudaLibrary | None = None
+        cls,
+        layers: Sequence[EncoderLayer],
+        spec: AttentionSpec,
+        library_of: Callable[[CudaSource], CudaLibrary | None] | None = None,
     ) -> EncoderStack | None:
-        """None if the kernel is not built for this device, or not compiled for layers of this shape.
+        """None if no kernel is built for this device, or none compiled for layers of this shape.
 
-        library: the compiled kernel, if not that of torch's current device.
+        library_of: the compiled kernels of a source, if not those of torch's current device.
         """
-        if library is None and spec.device.type == "cuda":
-            library = stack.stack_library(ENCODER_STACK)
-        if library is None or not fits(layers, spec):
+        if library_of is None and spec.device.type == "cuda":
+            library_of = stack.stack_library
+        if library_of is None or not fits(layers, spec):
             return None
         weights, eps = [_weights(layer) for layer in layers], layers[0].output.norm.eps
-        return cls(EncoderKernels(library, weights, eps=eps, scale=spec.scale))
+        kernels = [
+            kind(library, weights, eps=eps, scale=spec.scale)
+            for kind in (EncoderKernels, WideEncoderKernels)
+            if (library := library_of(kind.source)) is not None
+        ]
+        return cls(kernels) if kernels else None
 
-    @staticmethod
-    def takes(num_tokens: int) -> bool:
-        """Whether the kernel has room for so many rows."""
-        return num_tokens <= stack.NARROW.max_tokens
+    def takes(self, num_tokens: int) -> bool:
+        """Whether a kernel has room for so many rows."""
+        return num_tokens <= self._kernels[-1].shape.max_tokens
 
     def __call__(self, batch: DeviceBatch, hidden: Tensor, buffers: EncoderBuffers) -> None:
-        """hidden [T, H], embeddings, through all layers in place; bf16, T <= 128. buffers: for T rows.
+        """hidden [T, H], embeddings, through all layers in place; bf16, T as `takes` says.
+
+        buffers: for T rows.
 
         Raises:
             CudaError: the driver refused the launch.
@@ -56,7 +70,8 @@ class EncoderStack:
         assert context is not None  # a GPU's buffers
         assert wide is not None
         rows = EncoderRows(hidden=hidden, context=context, wide=wide, offsets=batch.cu_seqlens)
-        self._kernels.launch(rows, torch.cuda.current_stream().cuda_stream)
+        kernels = next(one for one in self._kernels if len(hidden) <= one.shape.max_tokens)
+        kernels.launch(rows, torch.cuda.current_stream().cuda_stream)
 
 
 def fits(layers: Sequence[EncoderLayer], spec: AttentionSpec) -> bool:

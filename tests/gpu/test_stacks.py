@@ -12,9 +12,10 @@ import torch
 
 from rose.attention.backends import load_backends
 from rose.config import load_config
-from rose.kernels.cuda.cubin import DECODER_STACK, DECODER_WIDE, ENCODER_STACK
+from rose.kernels.cuda.cubin import DECODER_STACK, DECODER_WIDE, ENCODER_STACK, ENCODER_WIDE
 from rose.kernels.cuda.stack import stack_library
 from rose.layers.decoder_stack import DecoderStack
+from rose.layers.encoder_stack import EncoderStack
 from rose.models.bert import BertModel
 from rose.models.qwen3 import Qwen3Model
 from rose.models.registry import build_model
@@ -84,7 +85,7 @@ def loaded(request: pytest.FixtureRequest) -> Iterator[LoadedModel]:
     loaded = LoadedModel(model, weights, next(iter(backends.values())))
     stack = _stacked(loaded)._stack
     assert stack is not None
-    assert stack.takes(512) or request.param == "bge-m3", "decoder_wide.cu is not built"
+    assert stack.takes(512), "decoder_wide.cu or encoder_wide.cu is not built"
     yield loaded
     torch.cuda.empty_cache()
 
@@ -92,14 +93,6 @@ def loaded(request: pytest.FixtureRequest) -> Iterator[LoadedModel]:
 def _stacked(loaded: LoadedModel) -> Qwen3Model | BertModel:
     assert isinstance(loaded.model, Qwen3Model | BertModel)
     return loaded.model
-
-
-def _all_in_one(loaded: LoadedModel, rows: int) -> None:
-    """Skip what this model's kernels have no room for."""
-    stack = _stacked(loaded)._stack
-    assert stack is not None
-    if not stack.takes(rows):
-        pytest.skip("a launch a kernel")
 
 
 def _words(loaded: LoadedModel) -> torch.Tensor:
@@ -118,7 +111,6 @@ def _unstacked(loaded: LoadedModel, sequences: list[np.ndarray], rows: int) -> t
 
 @pytest.mark.parametrize(("lengths", "rows"), BATCHES)
 def test_as_near_fp32_as_a_launch_a_kernel(loaded: LoadedModel, lengths: list[int], rows: int) -> None:
-    _all_in_one(loaded, rows)
     sequences = loaded.sequences(lengths)
     expected = reference_vectors(loaded.config, loaded.weights, sequences, device="cuda")
     cosine = least_cosine(loaded.forward(sequences, rows).vectors[:-1], expected)
@@ -129,7 +121,6 @@ def test_as_near_fp32_as_a_launch_a_kernel(loaded: LoadedModel, lengths: list[in
 @pytest.mark.parametrize(("lengths", "rows"), BATCHES)
 def test_every_run_gives_the_same_bits(loaded: LoadedModel, lengths: list[int], rows: int) -> None:
     """Blocks run at other paces each time; what one reads too early or too late would show."""
-    _all_in_one(loaded, rows)
     sequences = loaded.sequences(lengths)
     expected = loaded.forward(sequences, rows).vectors
     other = loaded.sequences([rows // 2, rows // 3], seed=1)
@@ -142,25 +133,23 @@ def test_every_run_gives_the_same_bits(loaded: LoadedModel, lengths: list[int], 
 def test_all_that_is_waited_for_is_nothing_afterwards(loaded: LoadedModel) -> None:
     stack = _stacked(loaded)._stack
     assert stack is not None
-    kernels = stack._kernels if isinstance(stack, DecoderStack) else [stack._kernels]
     looked_at = [
         (name, one.kernels.memory[name])
-        for one in kernels
+        for one in stack._kernels
         for name in ("qkv", "partials", "squares")
         if name in one.kernels.memory
     ]
     for lengths, rows in BATCHES:
-        if stack.takes(rows):
-            loaded.forward(loaded.sequences(lengths), rows)
+        loaded.forward(loaded.sequences(lengths), rows)
         for name, memory in looked_at:
             assert (memory == -1).all(), (name, lengths)
 
 
 def test_the_kernel_for_many_rows_takes_few(loaded: LoadedModel) -> None:
-    model, library = _stacked(loaded), stack_library(DECODER_WIDE)
-    if not isinstance(model, Qwen3Model):
-        pytest.skip("there is one kernel")
-    alone = DecoderStack.of(model._layers, model.attention_spec, {DECODER_WIDE: library}.get)
+    model = _stacked(loaded)
+    wide = {source: stack_library(source) for source in (DECODER_WIDE, ENCODER_WIDE)}
+    kind = DecoderStack if isinstance(model, Qwen3Model) else EncoderStack
+    alone = kind.of(model._layers, model.attention_spec, wide.get)
     few = [(loaded.sequences(lengths), rows) for lengths, rows in BATCHES if rows <= 128]
     expected = [loaded.forward(sequences, rows).vectors[:-1] for sequences, rows in few]
     with patch.object(model, "_stack", alone):
@@ -170,7 +159,6 @@ def test_the_kernel_for_many_rows_takes_few(loaded: LoadedModel) -> None:
 
 @pytest.mark.parametrize(("lengths", "rows"), [([20, 21], 128), ([20, 121], 192), ([200, 121], 448)])
 def test_padding_changes_no_bit(loaded: LoadedModel, lengths: list[int], rows: int) -> None:
-    _all_in_one(loaded, rows)
     sequences = loaded.sequences(lengths)
     first, second = (loaded.forward(sequences, rows, filler).vectors for filler in (0, 7777))
     assert torch.equal(first, second)
@@ -180,7 +168,6 @@ def test_padding_changes_no_bit(loaded: LoadedModel, lengths: list[int], rows: i
     ("lengths", "rows"), [([40, 7, 60], 128), ([40, 7, 160], 256), ([140, 77, 260], 512)]
 )
 def test_a_sequence_is_the_same_beside_others(loaded: LoadedModel, lengths: list[int], rows: int) -> None:
-    _all_in_one(loaded, rows)
     sequences = loaded.sequences(lengths)
     packed = loaded.forward(sequences, rows).vectors
     for row, sequence in enumerate(sequences):
@@ -196,7 +183,6 @@ def test_a_number_that_is_none_stays_in_its_sequence(loaded: LoadedModel, length
     """Nor does anything wait for it to go away."""
     words, sequences, bad = _words(loaded), loaded.sequences(lengths), len(lengths) // 2
     rows = -(-sum(lengths) // 16) * 16
-    _all_in_one(loaded, rows)
     expected = loaded.forward(sequences, rows).vectors
     token = sequences[bad][-1]
     kept = words[token].clone()
@@ -215,8 +201,7 @@ def test_replays_with_other_tokens_and_offsets(loaded: LoadedModel) -> None:
     some = [(1, 0, 60), (3, 5, 7), (40, 40, 48)]
     replays = list(loaded.replayed(128, [(128, 0, 0), *some]))
     for rows in (256, 512):
-        if _stacked(loaded)._stack.takes(rows):
-            replays += loaded.replayed(rows, [(rows, 0, 0), *some, (1, rows - 70, 69), (rows - 2, 1, 1)])
+        replays += loaded.replayed(rows, [(rows, 0, 0), *some, (1, rows - 70, 69), (rows - 2, 1, 1)])
     for sequences, vectors in replays:
         expected = reference_vectors(loaded.config, loaded.weights, sequences, device="cuda")
         assert least_cosine(vectors, expected) >= 0.9998

@@ -43,8 +43,9 @@ SKINNY_GEMM = CudaSource(Path(__file__).with_name("skinny_gemm.cu"))
 DECODER_STACK = CudaSource(Path(__file__).with_name("decoder_stack.cu"))
 DECODER_WIDE = CudaSource(Path(__file__).with_name("decoder_wide.cu"))
 ENCODER_STACK = CudaSource(Path(__file__).with_name("encoder_stack.cu"))
+ENCODER_WIDE = CudaSource(Path(__file__).with_name("encoder_wide.cu"))
 CHAINED_ATTENTION = CudaSource(Path(__file__).with_name("chained_attention.cu"))
-SOURCES = (SKINNY_GEMM, DECODER_STACK, DECODER_WIDE, ENCODER_STACK, CHAINED_ATTENTION)
+SOURCES = (SKINNY_GEMM, DECODER_STACK, DECODER_WIDE, ENCODER_STACK, ENCODER_WIDE, CHAINED_ATTENTION)
 
 
 def write_record(source: CudaSource, folder: Path, versions: Mapping[str, str]) -> None:

@@ -17,11 +17,22 @@
 
 #include "decoder_rotation.cuh"
 #include "wide_attention.cuh"
+#include "wide_fetch.cuh"
+#include "wide_sums.cuh"
 
 namespace {
 
-// Registers go from warpgroup to warpgroup: a third fetches and has few.
-constexpr int kWideThreads = kComputing + 128, kComputingRegisters = 224, kFetchingRegisters = 56;
+constexpr int kGatedTilesOfBlock = 2 * kInner / kTileRows / kTileBlocks;
+constexpr int kWideContext = H::kQueryHeads * H::kHeadDim / kWideSplits, kWideNarrow = kInner / kWideSplits;
+static_assert(kTileBlocks == H::kHeads && kWideColumns == 2 * kTileRows, "tiles of two times 64 rows");
+
+template <int kTile>
+using Share = WideShare<H, kTile>;
+
+// The more is angles of rotation, a thread's pair in both halves, two tokens in 8. Slots: the fastest division of what
+// is left (log.md).
+template <int kTile>
+using Memory = WideMemory<kTile, 12 * 1024, kComputing * kTile, kTileBytes, kTile == 128 ? 5 : 8>;
 
 // sums = weights [kTiles * 64, columns] @ rows [kMine, columns]^T, this warpgroup's half of the rows, from what comes
 // next.
@@ -67,15 +78,16 @@ __device__ __forceinline__ void multiply_tiles(Products& products, int columns, 
 template <int kTile>
 struct HeadPart {
     static constexpr int kMine = kTile / 2;
+    static_assert(32 * (kMine + 8) * 4 + kMine * 4 <= Memory<kTile>::kOwnBytes, "squares and factors of a head");
     int head, first, here;  // this warpgroup's first token, and how many it has
     uint32_t angles;  // where this thread has them: registers are too few
     bool rotates;
 
-    __device__ __forceinline__ HeadPart(const Stack& stack, const WideMemory<kTile>& shared,
-                                        const WideShare<kTile>& share) {
+    __device__ __forceinline__ HeadPart(const Stack& stack, const Memory<kTile>& shared,
+                                        const Share<kTile>& share) {
         head = share.part, first = share.first_token + warpgroup() * kMine;
         here = max(min(stack.num_tokens - first, kMine), 0);
-        angles = shared.angles() + threadIdx.x * 16;
+        angles = shared.more() + threadIdx.x * 16;
         rotates = head < H::kScored;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -104,7 +116,7 @@ struct HeadPart {
     // own: of this warpgroup.
     __device__ __forceinline__ void norm_and_rotate(const float2 (&weights)[2], float eps, uint32_t own,
                                                     float (&sums)[2][kMine / 2]) const {
-        const uint32_t factors = own + WideMemory<kTile>::kOwnBytes - kMine * 4;
+        const uint32_t factors = own + Memory<kTile>::kOwnBytes - kMine * 4;
         const int thread = threadIdx.x % 128;
         float squares[kMine / 4] = {};
 #pragma unroll
@@ -141,27 +153,18 @@ struct HeadPart {
             if (half > 0) sync_warpgroup();
             store<kMine, true>(sums[half], own, out + half * 32, here, H::kQkvWidth, 1 + warpgroup());
         }
-        count(wide_counter(stack, layer, kHeadsPart, key_head(head)));
+        const int key = head < H::kQueryHeads ? head / H::kGroup : head % H::kKeyHeads;
+        count(wide_counter(stack.counters, layer, kHeadsPart, key));
     }
 };
 
-// What leaves a layer's attention and its MLP has partial sums of its own each, so that one may be made nothing again
-// while the other is written.
-enum LayerHalf { kAttentionHalf, kMlpHalf };
-
-// Of the tokens from `token` on.
-__device__ __forceinline__ __nv_bfloat16* partials_of(const Stack& stack, LayerHalf layer_half, int split, int token) {
-    return stack.partials +
-           static_cast<int64_t>((layer_half * kWideSplits + split) * stack.num_tokens + token) * kHidden;
-}
-
 // A product of 128 columns and a part of K, from what comes next, to its partial sums.
 template <int kTile>
-__device__ __forceinline__ void multiply_part(const Stack& stack, const WideShare<kTile>& share, Products& products,
+__device__ __forceinline__ void multiply_part(const Stack& stack, const Share<kTile>& share, Products& products,
                                               LayerHalf layer_half, uint32_t own, float (&sums)[2][kTile / 4]) {
     constexpr int kMine = kTile / 2;
     const int first = share.first_token + warpgroup() * kMine, here = max(min(stack.num_tokens - first, kMine), 0);
-    __nv_bfloat16* out = partials_of(stack, layer_half, share.split, first) + share.columns;
+    __nv_bfloat16* out = partials_of(stack.partials, stack.num_tokens, layer_half, share.split, first) + share.columns;
     multiply_tiles<kMine, 2>(products, layer_half == kMlpHalf ? kWideNarrow : kWideContext, sums);
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
@@ -172,9 +175,10 @@ __device__ __forceinline__ void multiply_part(const Stack& stack, const WideShar
 
 // SwiGLU's 96 columns, from what comes next.
 template <int kTile>
-__device__ __forceinline__ void multiply_gated(const Stack& stack, const WideShare<kTile>& share, Products& products,
+__device__ __forceinline__ void multiply_gated(const Stack& stack, const Share<kTile>& share, Products& products,
                                                uint32_t own, float (&sums)[kGatedTilesOfBlock][kTile / 4]) {
     constexpr int kMine = kTile / 2, kTiles = kGatedTilesOfBlock;
+    static_assert(kTiles * kMine * 64 <= Memory<kTile>::kOwnBytes, "SwiGLU on its way out");
     const int first = share.first_token + warpgroup() * kMine, here = max(min(stack.num_tokens - first, kMine), 0);
     __nv_bfloat16* out = stack.narrow + first * kInner + share.part * kTiles * 32;
     multiply_tiles<kMine, kTiles>(products, kHidden, sums);
@@ -183,78 +187,18 @@ __device__ __forceinline__ void multiply_gated(const Stack& stack, const WideSha
         store_gated<kMine>(sums[tile], own + tile * kMine * 64, out + tile * 32, here, kInner, 1 + warpgroup());
 }
 
-// What no kernel writes, asked for here and not later: volatile.
-__device__ __forceinline__ uint4 read_ahead(const __nv_bfloat16* from) {
-    uint4 value;
-    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-                 : "l"(from));
-    return value;
-}
-
-// The tokens whose partial sums a block adds up, each by as many threads, and their residuals.
+// The tokens whose partial sums a block adds up, and their residuals.
 template <int kTile>
-struct SumPart {
-    static constexpr int kSummed = WideShare<kTile>::kSummed, kTheirs = kComputing / kSummed;
-    static constexpr int kPieces = kHidden / 8 / kTheirs;  // of 8 columns that a thread has
-    int token;
-    bool exists;
+struct SumPart : Summed<Share<kTile>::kSummed> {
+    using Base = Summed<Share<kTile>::kSummed>;
+    using Base::add8, Base::column, Base::exists, Base::kPieces, Base::kTheirs, Base::place, Base::store8;
     float residual[kPieces][8];
 
-    __device__ __forceinline__ SumPart(const Stack& stack, const WideShare<kTile>& share) : residual{} {
-        token = share.first_sum + threadIdx.x / kTheirs, exists = token < stack.num_tokens;
+    __device__ __forceinline__ SumPart(const Stack& stack, const Share<kTile>& share)
+        : Base(share.first_sum, stack.num_tokens), residual{} {
 #pragma unroll
         for (int i = 0; i < kPieces; ++i)
             if (exists) add8(*reinterpret_cast<const uint4*>(stack.residual + place(i)), residual[i]);
-    }
-
-    // Of a thread's columns in its token's row.
-    __device__ __forceinline__ static int column(int piece) {
-        return (piece * kTheirs + threadIdx.x % kTheirs) * 8;
-    }
-
-    __device__ __forceinline__ int place(int piece) const { return token * kHidden + column(piece); }
-
-    __device__ __forceinline__ static void add8(const uint4& row, float (&to)[8]) {
-        add(make_uint2(row.x, row.y), reinterpret_cast<float(&)[4]>(to[0]));
-        add(make_uint2(row.z, row.w), reinterpret_cast<float(&)[4]>(to[4]));
-    }
-
-    __device__ __forceinline__ void store8(__nv_bfloat16* to, const float (&row)[8]) const {
-        const uint4 value = {packed(row[0], row[1]), packed(row[2], row[3]), packed(row[4], row[5]),
-                             packed(row[6], row[7])};
-        if (exists) publish(to, value);
-    }
-
-    // Partial sums, once they are there.
-    __device__ __forceinline__ void take(const Stack& stack, LayerHalf layer_half, float (&sums)[kPieces][8]) const {
-        uint4 parts[kPieces][kWideSplits] = {};
-        const __nv_bfloat16* from[kWideSplits];
-#pragma unroll
-        for (int split = 0; split < kWideSplits; ++split) from[split] = partials_of(stack, layer_half, split, token);
-        bool there;
-        do {
-            there = true;
-#pragma unroll
-            for (int i = 0; i < kPieces * kWideSplits; ++i)
-                look(parts[i / kWideSplits][i % kWideSplits], from[i % kWideSplits] + column(i / kWideSplits), exists);
-#pragma unroll
-            for (int i = 0; i < kPieces * kWideSplits; ++i)
-                there &= is_there(parts[i / kWideSplits][i % kWideSplits]);
-        } while (!there);
-#pragma unroll
-        for (int i = 0; i < kPieces * kWideSplits; ++i)
-            add8(parts[i / kWideSplits][i % kWideSplits], sums[i / kWideSplits]);
-    }
-
-    // Makes them nothing again. Whoever writes them next waits for what this block tells next, of the other half.
-    __device__ __forceinline__ void forget(const Stack& stack, LayerHalf layer_half) const {
-        if (!exists) return;
-#pragma unroll
-        for (int i = 0; i < kPieces * kWideSplits; ++i) {
-            __nv_bfloat16* at = partials_of(stack, layer_half, i % kWideSplits, token) + column(i / kWideSplits);
-            *reinterpret_cast<uint4*>(at) = make_uint4(kNothing, kNothing, kNothing, kNothing);
-        }
     }
 
     // residual += partial sums; hidden = RMSNorm(residual). `last`: hidden is the sums as they are, and the residual
@@ -266,7 +210,7 @@ struct SumPart {
 #pragma unroll
         for (int i = 0; i < kPieces; ++i)
             if (!last) weights[i] = read_ahead(norm + column(i));
-        take(stack, layer_half, added);
+        Base::take(stack.partials, stack.num_tokens, layer_half, added);
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) {
             if (last) {
@@ -303,9 +247,9 @@ struct SumPart {
 };
 
 template <int kTile>
-__device__ __forceinline__ void compute(const Stack& stack, const WideMemory<kTile>& shared) {
-    const WideShare<kTile> share;
-    const int tokens = stack.num_tokens, query_tile = share.first_query / kTile;
+__device__ __forceinline__ void compute(const Stack& stack, const Memory<kTile>& shared) {
+    const Share<kTile> share;
+    const int tokens = stack.num_tokens;
     const bool attends = share.first_query < tokens, adds = share.first_sum < tokens;
     const uint32_t own = shared.own(warpgroup());
     // All products' sums, one after another: the compiler finds no room for each part's own.
@@ -314,11 +258,9 @@ __device__ __forceinline__ void compute(const Stack& stack, const WideMemory<kTi
     Products products{shared.weights(), shared.rows()};
     const HeadPart<kTile> make_head(stack, shared, share);
     SumPart<kTile> sum(stack, share);
-    const Keys keys = find_keys(stack, share.first_query);
+    const Keys keys = find_keys(stack.offsets, stack.num_seqs, stack.causal, share.first_query);
     const Bounds bounds = find_bounds(stack.offsets, stack.num_seqs, share.first_query + threadIdx.x % 128 / 32 * 16,
                                       tokens, stack.causal);
-    const int mixed = share.query_head / (H::kQueryHeads / kWideSplits) * kTokenTiles + query_tile;
-    const int narrow = share.part / (kTileBlocks / kWideSplits) * kTokenTiles + share.tile;
 #pragma unroll 1
     for (int layer = 0; layer < stack.num_layers; ++layer) {
         const Layer norms = stack.layers[layer];
@@ -326,51 +268,74 @@ __device__ __forceinline__ void compute(const Stack& stack, const WideMemory<kTi
         if (attends) {
             if constexpr (kTile == 128) {
                 auto& values = reinterpret_cast<float(&)[2][32]>(sums);
-                attend_wide<kTile>(stack, shared, products.rows, share, keys, bounds, layer, values, sums[2]);
+                attend_wide<H, kTile>(stack, shared, products.rows, share, keys, bounds, layer, values, sums[2]);
             } else {
                 float values[2][32];
-                attend_wide<kTile>(stack, shared, products.rows, share, keys, bounds, layer, values, sums[2]);
+                attend_wide<H, kTile>(stack, shared, products.rows, share, keys, bounds, layer, values, sums[2]);
             }
-            count(wide_counter(stack, layer, kWideAttentionPart, mixed));
+            count(wide_counter(stack.counters, layer, kWideAttentionPart, share.attended()));
         }
         multiply_part<kTile>(stack, share, products, kAttentionHalf, own, two);
         if (adds) {
             sync_block();
             sum(stack, kAttentionHalf, norms.mlp, shared.own(0), false);
-            count(wide_counter(stack, layer, kWideMlpSumPart, share.tile));
-            sum.forget(stack, kAttentionHalf);
+            count(wide_counter(stack.counters, layer, kWideMlpSumPart, share.tile));
+            sum.forget(stack.partials, tokens, kAttentionHalf);
         }
         multiply_gated<kTile>(stack, share, products, own, sums);
-        count(wide_counter(stack, layer, kWideGatedPart, narrow));
+        count(wide_counter(stack.counters, layer, kWideMlpPart, share.widened()));
         __syncwarp();
         if (threadIdx.x % 32 == 0) arrive(shared.quiet());
         multiply_part<kTile>(stack, share, products, kMlpHalf, own, two);
         if (adds) {
             sync_block();
             sum(stack, kMlpHalf, norms.next, shared.own(0), layer + 1 == stack.num_layers);
-            count(wide_counter(stack, layer, kWideNextSumPart, share.tile));
-            sum.forget(stack, kMlpHalf);
+            count(wide_counter(stack.counters, layer, kWideNextSumPart, share.tile));
+            sum.forget(stack.partials, tokens, kMlpHalf);
         }
+    }
+}
+
+template <int kTile>
+__device__ void request_weights(const Stack& stack, Ring ring, uint32_t quiet) {
+    constexpr int kAhead = Memory<kTile>::kAhead;
+    const Share<kTile> share;
+#pragma unroll 1
+    for (int layer = 0; layer < stack.num_layers; ++layer) {
+        const CUtensorMap* maps = stack.weights + layer * kWeights;
+        const auto plain = [&](Weight weight) {
+            return [&, map = maps + weight](uint32_t to, int column, int tile, uint32_t barrier) {
+                fetch(to, map, column, share.columns + tile * kTileRows, barrier, kReadOnce);
+            };
+        };
+        const auto half_head = [&](uint32_t to, int column, int tile, uint32_t barrier) {
+            fetch_half_head(to, maps + kQkvWeight, column, share.part * 2 + tile, barrier);
+        };
+        const auto gated = [&](uint32_t to, int column, int tile, uint32_t barrier) {
+            fetch_gated(to, maps + kGatedWeight, column, (share.part * kGatedTilesOfBlock + tile) * kTileRows, barrier);
+        };
+        request_tiles<kAhead, 2>(ring, 0, kHidden, kTileBytes, half_head);
+        request_tiles<kAhead, 2>(ring, share.split * kWideContext, kWideContext, kTileBytes, plain(kOutputWeight));
+        request_tiles<kAhead, kGatedTilesOfBlock>(ring, 0, kHidden, kTileBytes, gated);
+        request_tiles<kAhead, 2>(ring, share.split * kWideNarrow, kWideNarrow, kTileBytes, plain(kDownWeight));
+        wait_for(quiet, layer % 2);
     }
 }
 
 template <int kTile>
 __device__ __forceinline__ void run(const Stack& stack, const Maps& maps) {
     extern __shared__ __align__(1024) uint8_t memory[];
-    const WideMemory<kTile> shared{shared_address(memory)};
-    if (blockIdx.x / kTileBlocks * kTile >= stack.num_tokens) return;
-    shared.start();
-    const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
-    if (warp < kWarps) {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kComputingRegisters));
-        compute<kTile>(stack, shared);
-    } else {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kFetchingRegisters));
-        if (warp == kWarps)
-            request_all_rows<kTile>(stack, shared, maps);
-        else if (threadIdx.x == kComputing + 32)
-            request_weights<kTile>(stack, shared.weights(), shared.quiet());
-    }
+    const Memory<kTile> shared{shared_address(memory)};
+    const Share<kTile> share;
+    if (share.first_token >= stack.num_tokens) return;
+    divide_wide_work(
+        shared, [&] { compute<kTile>(stack, shared); },
+        [&] {
+            const Keys keys = find_keys(stack.offsets, stack.num_seqs, stack.causal, share.first_query);
+            if (threadIdx.x % 32 == 0)
+                request_all_rows<H, kTile, kInner, H::kGroup + 2>(stack, shared, maps, keys);
+        },
+        [&] { request_weights<kTile>(stack, shared.weights(), shared.quiet()); });
 }
 
 }  // namespace

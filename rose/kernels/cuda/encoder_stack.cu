@@ -11,41 +11,17 @@
 //   sum       as above
 // All blocks must run at once: the launch is cooperative.
 
-#include "stack_attention.cuh"
+#include "encoder_layers.cuh"
+#include "layer_norm.cuh"
 #include "stack_ring.cuh"
 
 namespace {
 
-using H = Heads<16, 16, 64, false>;
-constexpr int kInner = 4096, kWideTiles = kInner / kTileRows, kHeadTiles = H::kHeads;
+constexpr int kWideTiles = kInner / kTileRows, kHeadTiles = H::kHeads;
 // Columns of K in a split.
 constexpr int kWide = kInner / kSplits, kContext = H::kQueryHeads * H::kHeadDim / kSplits;
 
 enum Part { kAttentionPart, kAttendedPart, kWidePart, kHiddenPart };
-enum Weight { kQkvWeight, kOutputWeight, kWideWeight, kNarrowWeight, kWeights };
-
-// A sum's bias, and the weight and bias of the LayerNorm after it: [1024] each.
-struct Sum {
-    const __nv_bfloat16 *bias, *weight, *shift;
-};
-
-// Of one layer. qkv [3072], wide [4096]: biases.
-struct Layer {
-    const __nv_bfloat16 *qkv, *wide;
-    Sum attended, hidden;
-};
-
-// qkv and partials are kNothing before and after.
-struct Stack {
-    const CUtensorMap* weights;  // [layers][kWeights]
-    const Layer* layers;
-    __nv_bfloat16 *hidden, *context, *wide;
-    __nv_bfloat16 *qkv, *partials;  // [2][kMaxTokens][kQkvWidth], [kSplits][num_tokens][kHidden]
-    const int* offsets;
-    uint32_t* counters;
-    int num_layers, num_tokens, num_seqs;
-    float eps, scale;
-};
 
 template <int kTokens>
 using Memory = Shared<kTokens, kTokens == 32 ? 512 : 0>;  // attention writes more than sums of 32 tokens do
@@ -113,15 +89,13 @@ __device__ __forceinline__ float2 read_bias(const __nv_bfloat16* bias, int tile)
     return make_float2(__bfloat162float(at[0]), __bfloat162float(at[8]));
 }
 
-__device__ __forceinline__ float gelu(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678f)); }
-
 template <int kMine, bool kGelu>
 __device__ __forceinline__ void add_bias(float2 bias, float (&sums)[kMine / 2]) {
 #pragma unroll
-    for (int i = 0; i < kMine / 2; ++i) {
-        const float sum = sums[i] + (i % 4 < 2 ? bias.x : bias.y);
-        sums[i] = kGelu ? gelu(sum) : sum;
-    }
+    for (int i = 0; i < kMine / 2; ++i) sums[i] += i % 4 < 2 ? bias.x : bias.y;
+    if (!kGelu) return;
+#pragma unroll
+    for (int i = 0; i < kMine / 4; ++i) gelu(sums[i / 2 * 4 + i % 2], sums[i / 2 * 4 + 2 + i % 2]);  // of a token
 }
 
 // 64 columns of a product, of this warpgroup's `here` tokens, with their biases. out: the first token's row.
@@ -152,45 +126,6 @@ __device__ __forceinline__ void forget_heads(const Stack& stack, const Share<kTo
     sync_block();
 }
 
-// Mean of so many values, and the sum of their squared distances from it.
-struct Moments {
-    float mean, squares;
-};
-
-// Of two sets of `count` values each. Nothing cancels, as it would in a difference of two sums.
-__device__ __forceinline__ Moments together(const Moments& a, const Moments& b, float count) {
-    const float apart = b.mean - a.mean;
-    return {0.5f * (a.mean + b.mean), a.squares + b.squares + apart * apart * (0.5f * count)};
-}
-
-// Of all four values of every thread of the block. scratch: 64 bytes that nobody else has used since the last
-// sync_block.
-__device__ __forceinline__ Moments moments_of_block(const float (&values)[4], uint32_t scratch) {
-    Moments mine{0.25f * ((values[0] + values[1]) + (values[2] + values[3])), 0};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) mine.squares += (values[i] - mine.mean) * (values[i] - mine.mean);
-#pragma unroll
-    for (int lanes = 1; lanes < 32; lanes *= 2) {
-        const Moments other{__shfl_xor_sync(0xFFFFFFFF, mine.mean, lanes),
-                            __shfl_xor_sync(0xFFFFFFFF, mine.squares, lanes)};
-        mine = together(mine, other, 4 * lanes);
-    }
-    if (threadIdx.x % 32 == 0) store_shared(scratch + threadIdx.x / 4, mine.mean, mine.squares);
-    sync_block();
-    Moments all[kWarps];
-#pragma unroll
-    for (int warp = 0; warp < kWarps; warp += 2) {
-        const float4 two = load_shared4(scratch + warp * 8);
-        all[warp] = {two.x, two.y}, all[warp + 1] = {two.z, two.w};
-    }
-#pragma unroll
-    for (int warps = 1; warps < kWarps; warps *= 2)
-#pragma unroll
-        for (int warp = 0; warp < kWarps; warp += 2 * warps)
-            all[warp] = together(all[warp], all[warp + warps], 128 * warps);
-    return all[0];
-}
-
 // Of token blockIdx.x: hidden = residual = LayerNorm(residual + its partial sums + bias).
 __device__ __forceinline__ void add_and_norm(const Stack& stack, const Sum& sum, uint32_t scratch,
                                              float (&residual)[4]) {
@@ -202,7 +137,7 @@ __device__ __forceinline__ void add_and_norm(const Stack& stack, const Sum& sum,
     float factors[4] = {}, shifts[4] = {};
     add(weight, factors), add(shift, shifts), add(bias, residual);
     take_partials(stack.partials + at, stack.num_tokens * kHidden, residual);
-    const Moments moments = moments_of_block(residual, scratch);
+    const Moments moments = moments_of_row<kWarps>(residual, scratch);
     const float factor = rsqrtf(moments.squares / kHidden + stack.eps);
 #pragma unroll
     for (int i = 0; i < 4; ++i) residual[i] = (residual[i] - moments.mean) * factor * factors[i] + shifts[i];

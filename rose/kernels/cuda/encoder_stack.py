@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from rose.kernels.cuda.cubin import ENCODER_STACK
 from rose.kernels.cuda.library import CudaLibrary
 from rose.kernels.cuda.stack import BF16_A_WORD, NARROW, TURNS, StackKernels, head_tile
-from rose.kernels.cuda.views import plain_view, rows_view
+from rose.kernels.cuda.views import View, plain_view, rows_view
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 # What the kernel is compiled for.
 INNER, HEADS, HEAD_DIM = 4096, 16, 64
+QKV_WIDTH = 3 * HEADS * HEAD_DIM
 # Of a batch from this one on two blocks share 64 columns of the widening, each with half of the rows.
 _SHARED_TILE = 128
 
@@ -39,7 +41,7 @@ class EncoderWeights:
     hidden_shift: Tensor
 
     def addresses(self) -> list[int]:
-        """Of all but the products, in the order of `Layer` in encoder_stack.cu."""
+        """Of all but the products, in the order of `Layer` in encoder_layers.cuh."""
         return [getattr(self, field.name).data_ptr() for field in fields(self)[4:]]
 
 
@@ -58,7 +60,7 @@ class EncoderRows:
 
 
 class EncoderStackArguments(ctypes.Structure):
-    """`Stack` in encoder_stack.cu."""
+    """`Stack` in encoder_layers.cuh."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("weights", "layers")),
@@ -75,29 +77,39 @@ class EncoderKernels:
     A launch uses this object's memory: launches follow one another.
     """
 
+    source = ENCODER_STACK
+    shape = NARROW
+
     def __init__(
         self, library: CudaLibrary, layers: Sequence[EncoderWeights], *, eps: float, scale: float
     ) -> None:
         self._layers = tuple(layers)  # keeps their memory
         self._numbers = {"num_layers": len(layers), "eps": eps, "scale": scale * math.log2(math.e)}
-        views = (
-            plain_view(weight.data_ptr(), *weight.shape)
-            for layer in layers
-            for weight in (layer.qkv, layer.output, layer.wide, layer.narrow)
-        )
-        looked_at = {"qkv": TURNS * 3 * HEADS * HEAD_DIM * NARROW.max_tokens // BF16_A_WORD}
+        self._device = layers[0].qkv.device
+        views = (view for layer in layers for view in self.weight_views(layer))
         addresses = [layer.addresses() for layer in layers]
-        device = layers[0].qkv.device
-        self.kernels = StackKernels(library, "encoder_stack", views, addresses, looked_at, device)
+        self.kernels = StackKernels(
+            library, self.source.path.stem, views, addresses, self.looked_at(), self._device, self.shape
+        )
+        self._plain_memory = self.plain_memory()
 
-    def launch(self, rows: EncoderRows, stream: int) -> None:
-        """Enqueue all layers of 1 to 128 rows on `stream`, torch's current one.
+    def weight_views(self, layer: EncoderWeights) -> list[View]:
+        """What the copy engine reads of a layer."""
+        weights = layer.qkv, layer.output, layer.wide, layer.narrow
+        return [plain_view(weight.data_ptr(), *weight.shape) for weight in weights]
 
-        Raises:
-            CudaError: the driver refused it.
-        """
+    def looked_at(self) -> dict[str, int]:
+        """What the kernel waits for by looking at it, beside partial sums: words of 32 bits by name."""
+        return {"qkv": TURNS * QKV_WIDTH * self.shape.max_tokens // BF16_A_WORD}
+
+    def plain_memory(self) -> dict[str, Tensor]:
+        """What else launches use, by its name in the kernel's structure; zeros at first."""
+        return {}
+
+    def views(self, rows: EncoderRows) -> list[View]:
+        """What the copy engine reads of a batch."""
         num_tokens = len(rows.hidden)
-        tile = NARROW.tile(num_tokens)
+        tile = self.shape.tile(num_tokens)
         wide_tile = tile // 2 if tile == _SHARED_TILE else tile
         read = (
             (rows.hidden, head_tile(num_tokens)),
@@ -105,12 +117,21 @@ class EncoderKernels:
             (rows.context, tile),
             (rows.wide, tile),
         )
+        return [rows_view(x.data_ptr(), x.shape, box) for x, box in read]
+
+    def launch(self, rows: EncoderRows, stream: int) -> None:
+        """Enqueue all layers of 1 to `shape.max_tokens` rows on `stream`, torch's current one.
+
+        Raises:
+            CudaError: the driver refused it.
+        """
+        num_tokens = len(rows.hidden)
         structure = EncoderStackArguments(
             num_tokens=num_tokens,
             num_seqs=len(rows.offsets) - 1,
             **{name: getattr(rows, name).data_ptr() for name in EncoderRows.__slots__},
             **self.kernels.addresses(),
+            **{name: memory.data_ptr() for name, memory in self._plain_memory.items()},
             **self._numbers,
         )
-        views = [rows_view(x.data_ptr(), x.shape, box) for x, box in read]
-        self.kernels.enqueue(views, structure, num_tokens, stream)
+        self.kernels.enqueue(self.views(rows), structure, num_tokens, stream)

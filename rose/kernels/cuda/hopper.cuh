@@ -158,6 +158,17 @@ __device__ __forceinline__ void multiply<32>(float (&d)[16], uint64_t weight, ui
 }
 
 template <>
+__device__ __forceinline__ void multiply<48>(float (&d)[24], uint64_t weight, uint64_t x, int add) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %26, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23"
+        "}, %24, %25, p, 1, 1, 0, 0;\n}\n"
+        : SUMS16(0), SUMS8(16)
+        : "l"(weight), "l"(x), "r"(add));
+}
+
+template <>
 __device__ __forceinline__ void multiply<64>(float (&d)[32], uint64_t weight, uint64_t x, int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
@@ -166,6 +177,18 @@ __device__ __forceinline__ void multiply<64>(float (&d)[32], uint64_t weight, ui
         "%24,%25,%26,%27,%28,%29,%30,%31"
         "}, %32, %33, p, 1, 1, 0, 0;\n}\n"
         : SUMS32(0)
+        : "l"(weight), "l"(x), "r"(add));
+}
+
+template <>
+__device__ __forceinline__ void multiply<96>(float (&d)[48], uint64_t weight, uint64_t x, int add) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
+        "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+        "}, %48, %49, p, 1, 1, 0, 0;\n}\n"
+        : SUMS32(0), SUMS16(32)
         : "l"(weight), "l"(x), "r"(add));
 }
 
@@ -204,6 +227,12 @@ __device__ __forceinline__ uint32_t packed(float low, float high) {
     return *reinterpret_cast<uint32_t*>(&pair);
 }
 
+__device__ __forceinline__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // 16 bytes to device memory, where other blocks may look for them all the while. Also measured faster than a plain
 // store, which may linger before it gets to where they look.
 __device__ __forceinline__ void publish(__nv_bfloat16* to, const uint4& value) {
@@ -240,6 +269,36 @@ __device__ __forceinline__ void store(
                      : "r"(stage + token * 128 + ((column ^ (token % 8)) * 16)));
         const int place = kHalves ? column % 2 * 64 + column / 2 * 8 : column * 8;
         if (token < num_tokens) publish(out + static_cast<int64_t>(token) * n + place, value);
+    }
+}
+
+constexpr int kStageBytes = 2048;  // of a warp: 16 rows of 64 columns
+
+// Writes a warp's sums [16, kColumns], whose columns are the weight's rows, through `stage`: 128 bytes a row, permuted
+// as in `store`. place(row, piece): where 8 columns of one of the first `rows` rows go.
+template <int kColumns, class Place>
+__device__ __forceinline__ void store_rows(const float (&d)[kColumns / 2], uint32_t stage, int rows, Place place) {
+    constexpr int kPieces = kColumns / 8;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int pair = 0; pair < kPieces / 2; ++pair) {
+        const int row = lane % 16, piece = pair * 2 + lane / 16;
+        const float* at = d + pair * 8;
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                         stage + row * 128 + ((piece ^ (row % 8)) * 16)),
+                     "r"(packed(at[0], at[1])), "r"(packed(at[2], at[3])), "r"(packed(at[4], at[5])),
+                     "r"(packed(at[6], at[7]))
+                     : "memory");
+    }
+    __syncwarp();
+#pragma unroll
+    for (int step = 0; step < kPieces / 2; ++step) {
+        const int row = (step * 32 + lane) / kPieces, piece = (step * 32 + lane) % kPieces;
+        uint4 value;
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                     : "r"(stage + row * 128 + ((piece ^ (row % 8)) * 16)));
+        if (row < rows) publish(place(row, piece), value);
     }
 }
 

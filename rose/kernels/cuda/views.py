@@ -1,6 +1,7 @@
 """How the copy engine sees a weight [N, K] in bf16: address, sizes, strides in bytes and box.
 
-Innermost first. A box is what one request brings: 64 columns of the 64 rows that a warpgroup multiplies.
+Innermost first. A box is what one request brings: 64 columns of the rows that a warpgroup or
+block multiplies.
 """
 
 from __future__ import annotations
@@ -12,9 +13,14 @@ from rose.kernels.cuda.plan import CHUNK, TILE_ROWS
 View = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
-def plain_view(address: int, n: int, k: int) -> View:
-    """Rows as they are."""
-    return address, (k, n), (k * 2,), (CHUNK, TILE_ROWS)
+def plain_view(address: int, n: int, k: int, *, rows: int = TILE_ROWS) -> View:
+    """Rows as they are, boxes of `rows`."""
+    return address, (k, n), (k * 2,), (CHUNK, rows)
+
+
+def thirds_view(address: int, n: int, k: int, *, rows: int) -> View:
+    """Queries, keys and values as [3][N / 3][K]: boxes of `rows` rows of each."""
+    return address, (k, n // 3, 3), (k * 2, n // 3 * k * 2), (CHUNK, rows, 3)
 
 
 def rows_view(address: int, shape: Sequence[int], tile: int) -> View:

@@ -5,13 +5,12 @@
 
 #pragma once
 
-#include "wide_fetch.cuh"
+#include "wide_share.cuh"
 
 namespace {
 
 // In a warpgroup's own, behind 8 KB: of its 64 queries the largest scores and sums of weights, flags of its keys.
-constexpr int kFigures = 8 * 1024, kFlags = kFigures + kQueries * 8;
-static_assert(kFlags + 8 <= WideMemory<128>::kOwnBytes, "attention's own");
+constexpr int kFigures = 8 * 1024, kFlags = kFigures + kQueries * 8, kAttentionOwn = kFlags + 8;
 
 // d [64, 64] += a [64, 16] @ b [16, 64], a of a warp's 16 rows in registers, b's rows 128 bytes of shared memory.
 __device__ __forceinline__ void multiply_values(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
@@ -22,12 +21,6 @@ __device__ __forceinline__ void multiply_values(float (&d)[32], const uint32_t (
         "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;\n"
         : SUMS32(0)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-
-__device__ __forceinline__ float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 // Whether it is so for any thread of this warpgroup; all wait for each other.
@@ -74,8 +67,10 @@ __device__ __forceinline__ void hide(float (&scores)[kKeys / 2], const Bounds& b
 }
 
 // What a thread has of its two queries, first + lane / 4 of its warp's 16 and 8 further.
+template <class H>
 struct Mixing {
-    float (&values)[2][32];  // halves of the dimensions
+    static constexpr int kChunks = H::kHeadDim / kChunk;
+    float (&values)[kChunks][32];  // of 64 dimensions each
     float largest[2] = {-INFINITY, -INFINITY}, totals[2] = {};
 
     // Scores of kKeys keys from `base` on to weights, in the form of a product's left operand.
@@ -95,7 +90,7 @@ struct Mixing {
             largest[row] = most;
             totals[row] *= factor;
 #pragma unroll
-            for (int i = 0; i < 32; ++i) values[i / 16][i % 16 / 2 * 4 + row * 2 + i % 2] *= factor;
+            for (int i = 0; i < kChunks * 16; ++i) values[i / 16][i % 16 / 2 * 4 + row * 2 + i % 2] *= factor;
 #pragma unroll
             for (int i = 0; i < kKeys / 8; ++i) {
                 const float* two = scores + i * 4 + row * 2;
@@ -109,13 +104,13 @@ struct Mixing {
 
 // A weight of zero times a value that is no number would be none. So where not all queries see all keys of a tile,
 // such values become zeros, and the sums of weights of queries that see them no numbers, in all dimensions. slots: of
-// this warpgroup's kKeys keys, both halves of the dimensions. flags: 64 bits of shared memory.
-template <int kKeys>
-__device__ __forceinline__ void set_apart(const uint32_t (&slots)[2], uint32_t flags, const Bounds& bounds, int base,
-                                          float (&totals)[2]) {
-    constexpr int kThreads = 128 / kKeys, kPieces = 16 / kThreads;  // of a key's 256 bytes, 16 at a time
+// this warpgroup's kKeys keys, 64 dimensions each. flags: 64 bits of shared memory.
+template <int kKeys, int kChunks>
+__device__ __forceinline__ void set_apart(const uint32_t (&slots)[kChunks], uint32_t flags, const Bounds& bounds,
+                                          int base, float (&totals)[2]) {
+    constexpr int kThreads = 128 / kKeys, kPieces = 8 * kChunks / kThreads;  // of a key, 16 bytes at a time
     const int key = threadIdx.x % 128 / kThreads, part = threadIdx.x % kThreads;
-    const uint32_t from = (part * kPieces < 8 ? slots[0] : slots[1]) + key * 128 + part * kPieces % 8 * 16;
+    const uint32_t from = (part * kPieces < 8 ? slots[0] : slots[kChunks - 1]) + key * 128 + part * kPieces % 8 * 16;
     uint32_t largest = 0;
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) largest = __vmaxu2(largest, largest_of(from + i * 16));
@@ -140,67 +135,72 @@ __device__ __forceinline__ void set_apart(const uint32_t (&slots)[2], uint32_t f
 }
 
 // Asks the tensor cores for the scores of this warpgroup's half of the tile of keys that comes next.
-template <int kTile>
-__device__ __forceinline__ void request_scores(const WideMemory<kTile>& shared, Ring& ring, uint32_t (&read)[2],
+template <int kTile, int kChunks, class Memory>
+__device__ __forceinline__ void request_scores(const Memory& shared, Ring& ring, uint32_t (&read)[kChunks],
                                                float (&scores)[kTile / 4]) {
     constexpr int kMine = kTile / 2;
     begin_products();
 #pragma unroll
-    for (int half = 0; half < 2; ++half, ring.next()) {
-        const uint64_t left = descriptor(shared.own(half));
+    for (int chunk = 0; chunk < kChunks; ++chunk, ring.next()) {
+        const uint64_t left = descriptor(shared.own(chunk));
         const uint64_t right = descriptor(ring.here() + warpgroup() * kMine * kChunk * 2);
-        read[half] = ring.is_empty();
+        read[chunk] = ring.is_empty();
         wait_for(ring.is_full(), ring.parity);
 #pragma unroll
         for (int step = 0; step < kChunk / 16; ++step)
-            multiply<kMine>(scores, left + step * 2, right + step * 2, half + step > 0);
+            multiply<kMine>(scores, left + step * 2, right + step * 2, chunk + step > 0);
     }
     end_products();
 }
 
 // From the ring, keys and values tile by tile. The next tile's scores are made while this one's become weights.
-template <int kTile>
-__device__ __forceinline__ void mix_all(const WideMemory<kTile>& shared, Ring& ring, const Keys& keys,
-                                        const Bounds& bounds, float scale, int layer, float (&scores)[kTile / 4],
-                                        Mixing& mixing) {
-    constexpr int kMine = kTile / 2;  // keys of a warpgroup
+template <class H, int kTile, class Memory>
+__device__ __forceinline__ void mix_all(const Memory& shared, Ring& ring, const Keys& keys, const Bounds& bounds,
+                                        float scale, int layer, float (&scores)[kTile / 4], Mixing<H>& mixing) {
+    constexpr int kMine = kTile / 2, kChunks = Mixing<H>::kChunks;  // keys of a warpgroup
+    const auto report = [](const uint32_t (&read)[kChunks]) {
+#pragma unroll
+        for (int chunk = 0; chunk < kChunks; ++chunk)
+            if (threadIdx.x % 32 == 0) arrive(read[chunk]);
+    };
     const bool reports = threadIdx.x % 32 == 0;
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncwarp();
     if (reports) arrive(shared.own_is_free());
     wait_for(shared.queries_are_there(), layer % 2);
-    uint32_t keys_read[2];
+    uint32_t keys_read[kChunks];
     float following[kMine / 2] = {};
-    request_scores<kTile>(shared, ring, keys_read, scores);
+    request_scores<kTile, kChunks>(shared, ring, keys_read, scores);
     await_products();
-    if (reports) arrive(keys_read[0]), arrive(keys_read[1]);
+    report(keys_read);
 #pragma unroll 1
     for (int from = keys.first; from < keys.stop; from += kTile) {
         const int base = from + warpgroup() * kMine;
         const bool whole = base >= keys.from && base + kMine <= keys.to, more = from + kTile < keys.stop;
-        uint32_t read[2], slots[2], weights[kMine / 16][4];
+        uint32_t read[kChunks], slots[kChunks], weights[kMine / 16][4];
         Ring values = ring;
         if (more) {
-            ring.next(), ring.next();
-            request_scores<kTile>(shared, ring, keys_read, following);
+#pragma unroll
+            for (int chunk = 0; chunk < kChunks; ++chunk) ring.next();
+            request_scores<kTile, kChunks>(shared, ring, keys_read, following);
         }
         mixing.weigh<kMine>(scores, bounds, whole, base, scale, weights);
 #pragma unroll
-        for (int half = 0; half < 2; ++half, values.next()) {
-            slots[half] = values.here() + warpgroup() * kMine * kChunk * 2, read[half] = values.is_empty();
+        for (int chunk = 0; chunk < kChunks; ++chunk, values.next()) {
+            slots[chunk] = values.here() + warpgroup() * kMine * kChunk * 2, read[chunk] = values.is_empty();
             wait_for(values.is_full(), values.parity);
         }
-        if (!whole) set_apart<kMine>(slots, shared.own(warpgroup()) + kFlags, bounds, base, mixing.totals);
+        if (!whole) set_apart<kMine, kChunks>(slots, shared.own(warpgroup()) + kFlags, bounds, base, mixing.totals);
         begin_products();
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
+        for (int chunk = 0; chunk < kChunks; ++chunk)
 #pragma unroll
             for (int step = 0; step < kMine / 16; ++step)  // 16 keys are 2048 bytes
-                multiply_values(mixing.values[half], weights[step], descriptor(slots[half]) + step * 128);
+                multiply_values(mixing.values[chunk], weights[step], descriptor(slots[chunk]) + step * 128);
         end_products();
         await_products();
-        if (reports) arrive(read[0]), arrive(read[1]);
-        if (more && reports) arrive(keys_read[0]), arrive(keys_read[1]);
+        report(read);
+        if (more) report(keys_read);
         if (!more) ring = values;
 #pragma unroll
         for (int i = 0; i < kMine / 2; ++i) scores[i] = following[i];
@@ -209,10 +209,12 @@ __device__ __forceinline__ void mix_all(const WideMemory<kTile>& shared, Ring& r
 
 // Adds to `kept` what the other warpgroup has of the same dimensions, and gives it `given`. own: 8 KB of this one,
 // other: of that.
-__device__ __forceinline__ void exchange(float (&kept)[32], const float (&given)[32], uint32_t own, uint32_t other) {
+template <int kCount>
+__device__ __forceinline__ void exchange(float (&kept)[kCount], const float (&given)[kCount], uint32_t own,
+                                         uint32_t other) {
     const uint32_t at = threadIdx.x % 128 * 16;
 #pragma unroll
-    for (int round = 0; round < 2; ++round) {
+    for (int round = 0; round < kCount / 16; ++round) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const float* four = given + round * 16 + i * 4;
@@ -231,7 +233,8 @@ __device__ __forceinline__ void exchange(float (&kept)[32], const float (&given)
 }
 
 // Both warpgroups' sums under one maximum; totals then are of both. own, other: 512 bytes each.
-__device__ __forceinline__ void put_together(Mixing& mixing, float scale, uint32_t own, uint32_t other) {
+template <class H>
+__device__ __forceinline__ void put_together(Mixing<H>& mixing, float scale, uint32_t own, uint32_t other) {
     const int place = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
@@ -249,61 +252,51 @@ __device__ __forceinline__ void put_together(Mixing& mixing, float scale, uint32
         const float factor = power_of_two((mixing.largest[row] - at) * scale);
         mixing.totals[row] = mixing.totals[row] * factor + total * power_of_two((theirs - at) * scale);
 #pragma unroll
-        for (int i = 0; i < 32; ++i) mixing.values[i / 16][i % 16 / 2 * 4 + row * 2 + i % 2] *= factor;
+        for (int i = 0; i < Mixing<H>::kChunks * 16; ++i)
+            mixing.values[i / 16][i % 16 / 2 * 4 + row * 2 + i % 2] *= factor;
     }
 }
 
-// Half of the dimensions of this warp's 16 queries, divided by their totals, through `stage`: 2 KB a warp.
-// out: the first of them.
-__device__ __forceinline__ void write_mixed(const float (&values)[32], const float (&totals)[2], uint32_t stage,
-                                            __nv_bfloat16* out, int rows) {
-    constexpr int kWidth = H::kQueryHeads * H::kHeadDim;
-    const int lane = threadIdx.x % 32;
+// Of a thread's two queries, divided by their totals.
+template <int kCount>
+__device__ __forceinline__ void divide(float (&values)[kCount], const float (&totals)[2]) {
     float by[2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) by[row] = totals[row] == 0 ? 0 : 1 / totals[row];  // 0: padding
 #pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {
-        const int row = lane % 16, piece = pair * 2 + lane / 16;
-        const float* at = values + pair * 8;
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                         stage + row * 128 + ((piece ^ (row % 8)) * 16)),
-                     "r"(packed(at[0] * by[0], at[1] * by[0])), "r"(packed(at[2] * by[1], at[3] * by[1])),
-                     "r"(packed(at[4] * by[0], at[5] * by[0])), "r"(packed(at[6] * by[1], at[7] * by[1]))
-                     : "memory");
-    }
-    __syncwarp();
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-        const int row = step * 4 + lane / 8, piece = lane % 8;
-        const float4 four = load_shared4(stage + row * 128 + ((piece ^ (row % 8)) * 16));
-        const uint4 value = {__float_as_uint(four.x), __float_as_uint(four.y), __float_as_uint(four.z),
-                             __float_as_uint(four.w)};
-        if (row < rows) publish(out + row * kWidth + piece * 8, value);
-    }
+    for (int i = 0; i < kCount; ++i) values[i] *= by[i / 2 % 2];
 }
 
 // Attention of a block's queries, to their rows of `context`. A sync_block must stand before it and after it.
-template <int kTile>
-__device__ __forceinline__ void attend_wide(const Stack& stack, const WideMemory<kTile>& shared, Ring& ring,
-                                            const WideShare<kTile>& share, const Keys& keys, const Bounds& bounds,
-                                            int layer, float (&values)[2][32], float (&scores)[kTile / 4]) {
+template <class H, int kTile, class Stack, class Memory>
+__device__ __forceinline__ void attend_wide(const Stack& stack, const Memory& shared, Ring& ring,
+                                            const WideShare<H, kTile>& share, const Keys& keys, const Bounds& bounds,
+                                            int layer, float (&values)[H::kHeadDim / kChunk][32],
+                                            float (&scores)[kTile / 4]) {
+    static_assert(Memory::kOwnBytes >= kAttentionOwn, "attention's own");
+    constexpr int kWidth = H::kQueryHeads * H::kHeadDim, kCount = H::kHeadDim / 4, kColumns = H::kHeadDim / 2;
     const int group = warpgroup(), warp = threadIdx.x % 128 / 32;
-    const uint32_t own = shared.own(group), other = shared.own(1 - group);
-    Mixing mixing{values};
+    const uint32_t own = shared.own(group), other = shared.own(1 - group), stage = own + warp * kStageBytes;
+    Mixing<H> mixing{values};
 #pragma unroll
-    for (int i = 0; i < 64; ++i) values[i / 32][i % 32] = 0;
-    if (keys.first < keys.stop) mix_all<kTile>(shared, ring, keys, bounds, stack.scale, layer, scores, mixing);
+    for (int i = 0; i < H::kHeadDim / 2; ++i) values[i / 32][i % 32] = 0;
+    if (keys.first < keys.stop) mix_all<H, kTile>(shared, ring, keys, bounds, stack.scale, layer, scores, mixing);
     put_together(mixing, stack.scale, own + kFigures, other + kFigures);
     const int first = share.first_query + warp * 16, rows = stack.num_tokens - first;
-    __nv_bfloat16* out = stack.context + static_cast<int64_t>(first) * H::kQueryHeads * H::kHeadDim +
-                         share.query_head * H::kHeadDim + group * kChunk;
+    __nv_bfloat16* out = stack.context + static_cast<int64_t>(first) * kWidth + share.query_head * H::kHeadDim +
+                         group * kColumns;
+    const auto place = [&](int row, int piece) { return out + row * kWidth + piece * 8; };
+    // Halves of the dimensions, of which a warpgroup writes one.
+    auto& first_half = reinterpret_cast<float(&)[kCount]>(values[0][0]);
+    auto& second_half = reinterpret_cast<float(&)[kCount]>(values[kCount / 32][kCount % 32]);
     if (group == 0) {
-        exchange(mixing.values[0], mixing.values[1], own, other);
-        write_mixed(mixing.values[0], mixing.totals, own + warp * 2048, out, rows);
+        exchange(first_half, second_half, own, other);
+        divide(first_half, mixing.totals);
+        store_rows<kColumns>(first_half, stage, rows, place);
     } else {
-        exchange(mixing.values[1], mixing.values[0], own, other);
-        write_mixed(mixing.values[1], mixing.totals, own + warp * 2048, out, rows);
+        exchange(second_half, first_half, own, other);
+        divide(second_half, mixing.totals);
+        store_rows<kColumns>(second_half, stage, rows, place);
     }
 }
 

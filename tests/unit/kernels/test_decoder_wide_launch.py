@@ -13,8 +13,9 @@ import torch
 from rose.kernels.cuda import decoder_stack, stack
 from rose.kernels.cuda.cubin import DECODER_STACK, DECODER_WIDE
 from rose.kernels.cuda.decoder_stack import DecoderKernels, DecoderRows, DecoderStackArguments
-from rose.kernels.cuda.decoder_wide import _QUERIES, _TOKEN_TILES, WIDE, WideDecoderKernels
+from rose.kernels.cuda.decoder_wide import WideDecoderKernels
 from rose.kernels.cuda.library import CudaLibrary
+from rose.kernels.cuda.wide import QUERIES, TOKEN_TILES, WIDE
 from rose.layers.decoder_stack import DecoderStack
 from tests.unit.kernels.fake_driver import FakeDriver
 from tests.unit.kernels.test_decoder_stack_launch import SPEC, _decoder_layer, _layer, _rows
@@ -104,16 +105,17 @@ def test_a_batch_takes_the_first_kernel_with_room(library, monkeypatch):
 def test_the_numbers_are_the_source_s():
     """Constants that both sides must agree on."""
     folder = DECODER_WIDE.path.parent
-    source = DECODER_WIDE.path.read_text("utf-8") + (folder / "wide_fetch.cuh").read_text("utf-8")
+    files = DECODER_WIDE.path, folder / "wide_share.cuh", folder / "wide_sums.cuh"
+    source = "".join(file.read_text("utf-8") for file in files)
     for name, value in {
-        "kTokenTiles": _TOKEN_TILES,
+        "kTokenTiles": TOKEN_TILES,
         "kWideSplits": WIDE.sums // 2,
-        "kQueries": _QUERIES,
+        "kQueries": QUERIES,
         "kWideGroups": "kWideSplits * kTokenTiles",
         "kWideThreads": f"kComputing + {WIDE.threads - 256}",
     }.items():
         assert re.search(rf"\b{name} = {re.escape(str(value))}\b", source), name
-    assert WIDE.groups == WIDE.sums // 2 * _TOKEN_TILES
+    assert WIDE.groups == WIDE.sums // 2 * TOKEN_TILES
     parts = re.search(r"enum WidePart \{ (.*?), kWideParts \};", source).group(1)
     assert len(parts.split(", ")) == WIDE.parts
     assert "enum LayerHalf { kAttentionHalf, kMlpHalf };" in source

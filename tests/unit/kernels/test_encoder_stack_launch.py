@@ -12,10 +12,11 @@ import pytest
 import torch
 from cuda.bindings import driver as real
 
+from rose.aot.gelu_polynomial import COEFFICIENTS, LARGEST_SQUARE
 from rose.attention.base import AttentionSpec
 from rose.kernels.cuda import encoder_stack as kernels_module
 from rose.kernels.cuda import stack as stack_module
-from rose.kernels.cuda.cubin import ENCODER_STACK
+from rose.kernels.cuda.cubin import ENCODER_STACK, ENCODER_WIDE
 from rose.kernels.cuda.encoder_stack import EncoderKernels, EncoderRows, EncoderStackArguments, EncoderWeights
 from rose.kernels.cuda.library import CudaLibrary
 from rose.kernels.norm import LayerNorm
@@ -127,18 +128,21 @@ def test_what_is_waited_for_is_nothing_before_a_launch(library, driver):
 
 def test_the_structure_and_the_numbers_are_the_source_s():
     """Fields in order, and constants that both sides must agree on."""
-    source = ENCODER_STACK.path.read_text("utf-8")
+    files = ENCODER_STACK.path, ENCODER_STACK.path.with_name("encoder_layers.cuh")
+    source = "".join(file.read_text("utf-8") for file in files)
     struct = re.search(r"struct Stack \{(.*?)\n\};", source, re.DOTALL).group(1)
     names = re.findall(r"\**(\w+)(?=[,;])", re.sub(r"//.*", "", struct))
     assert names == [name for name, _ in EncoderStackArguments._fields_]
-    heads = kernels_module.HEADS
+    heads, most = kernels_module.HEADS, f"{LARGEST_SQUARE**0.5}f"
     for text in (
         f"using H = Heads<{heads}, {heads}, {kernels_module.HEAD_DIM}, false>;",
-        f"kInner = {kernels_module.INNER},",
+        f"kInner = {kernels_module.INNER};",
         "enum Part { kAttentionPart, kAttendedPart, kWidePart, kHiddenPart };",
         "enum Weight { kQkvWeight, kOutputWeight, kWideWeight, kNarrowWeight, kWeights };",
         "const __nv_bfloat16 *bias, *weight, *shift;",
         "const __nv_bfloat16 *qkv, *wide;\n    Sum attended, hidden;",
+        *(f"kGelu{i} = {number}f" for i, number in enumerate(COEFFICIENTS)),
+        f"near = fminf(fmaxf(x, -{most}), {most})",
         "kHeadTokens = kTokens > 32 ? kTokens / 2 : kTokens;",
         f"kWideTokens = kTokens == {kernels_module._SHARED_TILE} ? kTokens / 2 : kTokens;",
     ):
@@ -165,10 +169,10 @@ def _layer(hidden: int = 1024, inner: int = 4096, eps: float = 1e-5) -> EncoderL
 
 def test_layers_of_the_right_shape_are_taken(library, driver):
     layers = [_layer(), _layer()]
-    stack = EncoderStack.of(layers, SPEC, library)
+    stack = EncoderStack.of(layers, SPEC, {ENCODER_STACK: library}.get)
     assert stack is not None
     assert [stack.takes(rows) for rows in (1, 128, 129)] == [True, True, False]
-    given = stack._kernels._layers[1]
+    given = stack._kernels[0]._layers[1]
     last = layers[1]
     assert [getattr(given, field.name) for field in fields(given)] == [
         *(last.qkv.weight, last.attention_output.weight, last.widen.weight, last.output.weight),
@@ -192,7 +196,7 @@ def test_layers_of_the_right_shape_are_taken(library, driver):
     ],
 )
 def test_other_layers_are_not(layer, spec, library):
-    assert EncoderStack.of([_layer(), layer], spec, library) is None
+    assert EncoderStack.of([_layer(), layer], spec, lambda source: library) is None
 
 
 @pytest.mark.parametrize("kind", ["cpu", "meta"])
@@ -201,7 +205,7 @@ def test_a_model_elsewhere_has_none_though_there_is_a_gpu(kind, library, monkeyp
     monkeypatch.setattr(stack_module, "stack_library", lambda source: asked.append(source) or library)
     assert EncoderStack.of([_layer()], replace(SPEC, device=torch.device(kind))) is None
     assert EncoderStack.of([_layer()], replace(SPEC, device=torch.device("cuda"))) is not None
-    assert asked == [ENCODER_STACK]
+    assert asked == [ENCODER_STACK, ENCODER_WIDE]
 
 
 def test_without_the_kernel_there_is_no_stack(monkeypatch):
