@@ -45,7 +45,8 @@ class ChainedKernels:
         """Enqueue the attention of a batch on `stream`, early as `launching` says; may be captured.
 
         qkv, out: as of AttentionBackend.forward, bf16, rows and starts at multiples of 16 bytes. works: an
-        Fa3List of such attention for `blocks` blocks with tiles of 128 rows, and its capacity. scale: on q·k, to base 2.
+        Fa3List of such attention for `blocks` blocks with tiles of 128 rows, and its capacity. scale: on q·k,
+        to base 2.
 
         Raises:
             CudaError: the driver refused it.

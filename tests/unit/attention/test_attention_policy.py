@@ -150,7 +150,7 @@ def test_the_shipped_table_takes_small_blocks_up_to_512_tokens(shape: tuple[int,
     num_tokens, num_seqs = shape
     for spec in (spec_of(), spec_of(64, 16, 16)):
         chosen = fastest(shipped[0], spec, BatchShape(num_tokens, num_seqs, num_tokens), KNOWN)
-        assert chosen == ("fa4-64x128-early" if num_tokens == 512 else "fa4")
+        assert chosen == ("fa4-64x128-early" if num_tokens == 512 else "chained")
 
 
 def test_choose_takes_the_dict_of_backends() -> None:
