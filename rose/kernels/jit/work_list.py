@@ -63,7 +63,7 @@ def _order(
 ):  # fmt: skip
     """How many tiles come before each: those that see more keys, and of as many those of earlier sequences.
 
-    CAUSAL: a tile sees the keys up to its own end; else all tiles of a sequence see as many, the last first.
+    CAUSAL: a tile sees the keys up to its own end; else all tiles of a sequence see as many, in their order.
     """
     before = sequence * 0
     seen = tl.minimum(length, (tile + 1) * tile_rows) if CAUSAL else length
@@ -82,7 +82,7 @@ def _order(
         earlier = at[None, :] < sequence[:, None]
         before += tl.sum(more + tl.where(earlier, same, 0), 1)
     if not CAUSAL:
-        before += _tiles_of(length, tile_rows, group) - 1 - tile
+        before += tile
     return before
 
 
@@ -119,6 +119,10 @@ def _fa3_list(
     before = _order(cu_seqlens_ptr, num_seqs, sequence, tile, length, TILE_ROWS, 1, CAUSAL, SEQUENCES)
     head = tl.arange(0, HEAD_BLOCK)[None, :]
     work, works = before[:, None] * HEADS + head, total * HEADS
+    if not CAUSAL:
+        # Head by head: blocks that run at once then have the same keys, which are fetched with less power.
+        tiles = _tiles_of(length, TILE_ROWS, 1)
+        work = ((before - tile) * HEADS + tile)[:, None] + head * tiles[:, None]
     turn, place = work // BLOCKS, work % BLOCKS
     block = tl.where(turn % 2 == 0, place, BLOCKS - 1 - place)
     at = list_ptr + _begin(block, works, BLOCKS) + turn
