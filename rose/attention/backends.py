@@ -141,7 +141,7 @@ def _chained(spec: AttentionSpec) -> dict[str, AttentionBackend]:
     library = cuda_library(CHAINED_ATTENTION)
     if library is None:
         return {}
-    kernels = ChainedKernels(library, causal=spec.causal)
+    kernels = ChainedKernels(library, causal=spec.causal, paired=chained.pairs(spec))
     try:
         return {chained.NAME: _proven(chained.ChainedAttention(spec, kernels), spec)}
     except Exception as error:  # whatever an unfit kernel raises; the others serve

@@ -8,6 +8,7 @@ keep them finite.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rose.attention.work_list import Fa3List, ListMemory
@@ -31,8 +32,16 @@ def takes(spec: AttentionSpec) -> bool:
     return spec.head_dim in HEAD_DIMS and spec.window is None and spec.dtype is torch.bfloat16
 
 
+def pairs(spec: AttentionSpec) -> bool:
+    """Whether blocks go in pairs: where heads with the same keys do."""
+    return spec.num_heads // spec.num_kv_heads % 2 == 0
+
+
 class ChainedAttention:
-    """The kernels of chained_attention.cu, for one model. Needs Triton, which writes the list."""
+    """The kernels of chained_attention.cu, for one model. Needs Triton, which writes the list.
+
+    kernels: for pairs of blocks if `pairs` says so.
+    """
 
     name = NAME
     capturable = True
@@ -42,9 +51,11 @@ class ChainedAttention:
         import torch
 
         self._kernels = kernels
-        self._spec = spec
+        self._width = 1 + pairs(spec)
+        self._listed = replace(spec, num_heads=spec.num_heads // self._width)
         self._scale = spec.scale * math.log2(math.e)
-        self._blocks = torch.cuda.get_device_properties(spec.device).multi_processor_count
+        processors = torch.cuda.get_device_properties(spec.device).multi_processor_count
+        self._lists = processors // self._width
         self._list = ListMemory(NAME, spec.device)
         self._capacity = 0
 
@@ -57,7 +68,7 @@ class ChainedAttention:
         Raises:
             RuntimeError: the list may not fit its memory.
         """
-        made = Fa3List.of(self._spec, _TILE_ROWS, num_tokens, len(cu_seqlens) - 1, self._blocks)
+        made = Fa3List.of(self._listed, _TILE_ROWS, num_tokens, len(cu_seqlens) - 1, self._lists)
         self._list.write(made, cu_seqlens)
         self._capacity = made.capacity
 
@@ -75,4 +86,5 @@ class ChainedAttention:
 
         works = self._list.memory, self._capacity
         stream = torch.cuda.current_stream().cuda_stream
-        self._kernels.launch((q, k, v), out, works, self._blocks, self._scale, stream)
+        blocks = self._lists * self._width
+        self._kernels.launch((q, k, v), out, works, blocks, self._scale, stream)

@@ -27,7 +27,14 @@ NAMES = (
     *("fa4", "fa4-64x128-early", "flashinfer-fa3", "flashinfer-fa3-fp8", "flashinfer-fa2"),
     *("chained", "flat", "flat-product", "sdpa"),
 )
-HEADS = {"hd128": (16, 8, 128), "hd128-4b": (32, 8, 128), "hd64": (16, 16, 64), "hd32": (12, 12, 32)}
+HEADS = {
+    "hd128": (16, 8, 128),
+    "hd128-3": (12, 4, 128),
+    "hd128-4b": (32, 8, 128),
+    "hd64-2": (8, 4, 64),
+    "hd64": (16, 16, 64),
+    "hd32": (12, 12, 32),
+}
 LENGTHS = {
     "1": [1],
     "17": [17],

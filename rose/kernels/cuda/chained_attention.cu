@@ -5,95 +5,21 @@
 // product of this one's weights and values, and keys and values of works to come are fetched all the while. So short
 // sequences, of a few tiles each, keep the tensor cores as busy as long ones do.
 //
+// Where two heads have the same keys, two blocks, a cluster, go through the same tiles of a head each, and each fetches
+// half of every tile for both.
+//
 // Two warpgroups have 64 queries each, a third fetches. As FlashAttention-3 (arXiv 2407.08608, section 3.2), a
 // warpgroup's weights of one tile are computed while the product of the tile before runs.
 
 #include <type_traits>
 
-#include "stack_ring.cuh"
+#include "chained_fetch.cuh"
 
 namespace {
 
-constexpr int kQueries = 128, kMine = kQueries / 2, kKeys = 128;  // of a work, of a warpgroup of it, of a tile
-constexpr int kHalfBytes = kQueries * kChunk * 2;                 // 64 dimensions of a tile
-constexpr int kAttentionThreads = kComputing + 128, kComputingRegisters = 240, kFetchingRegisters = 24;
+constexpr int kAttentionThreads = kComputing + 128, kComputingRegisters = 232, kFetchingRegisters = 40;
 // Weights are powers of two under a maximum that may be too low by so many: values need not be scaled at each new one.
 constexpr float kSlack = 8;
-
-// Where the list says what the blocks do: `capacity` numbers each of tiles of queries, first rows, lengths, heads; two
-// more that are not used here; then where each block's works begin. See rose/attention/work_list.py.
-struct Works {
-    const int* list;
-    int capacity;
-};
-
-struct Work {
-    int tile, first, length, head;
-
-    // Queries of a causal work see no keys behind their own tile.
-    template <bool kCausal>
-    __device__ __forceinline__ int key_tiles() const {
-        return kCausal ? tile + 1 : (length + kKeys - 1) / kKeys;
-    }
-};
-
-__device__ __forceinline__ Work read_work(const Works& works, int index) {
-    const int* at = works.list + index;
-    return {__ldg(at), __ldg(at + works.capacity), __ldg(at + 2 * works.capacity), __ldg(at + 3 * works.capacity)};
-}
-
-// Queries have slots of their own, so that a work's can come while another's are used, and its mixed values can go out
-// through them. Keys and values share a ring.
-template <int kDim>
-struct AttentionMemory {
-    static constexpr int kHalves = kDim / kChunk, kTileSize = kHalves * kHalfBytes, kQuerySlots = 2;
-    static constexpr int kMost = (kSharedBytes - kHeaderBytes) / kTileSize - kQuerySlots;
-    static constexpr int kSlots = kMost < 8 ? kMost : 8;
-    uint32_t base;
-
-    __device__ __forceinline__ Ring queries() const {
-        return {base, base + kQuerySlots * 8, base + kHeaderBytes, kTileSize, kQuerySlots, 0, 0};
-    }
-    __device__ __forceinline__ Ring keys() const {
-        const uint32_t at = base + kQuerySlots * 16;
-        return {at, at + kSlots * 8, base + kHeaderBytes + kQuerySlots * kTileSize, kTileSize, kSlots, 0, 0};
-    }
-};
-
-struct Heads3 {
-    const CUtensorMap *q, *k, *v;
-};
-
-template <int kDim>
-__device__ __forceinline__ void fetch_tile(Ring& ring, const CUtensorMap* map, int head, int row, uint64_t policy) {
-    const uint32_t barrier = ring.open(ring.bytes);
-#pragma unroll
-    for (int half = 0; half < kDim / kChunk; ++half)
-        fetch(ring.here() + half * kHalfBytes, map, head * kDim + half * kChunk, row, barrier, policy);
-    ring.next();
-}
-
-// In the order in which they are used: queries and keys of a tile, then the values of the tile before.
-template <int kDim, bool kCausal>
-__device__ __forceinline__ void fetch_all(const AttentionMemory<kDim>& shared, const Heads3& maps, const Works& works,
-                                          int group, int begin, int end) {
-    Ring queries = shared.queries(), keys = shared.keys();
-    int value_head = -1, value_row = 0;
-#pragma unroll 1
-    for (int index = begin; index < end; ++index) {
-        const Work work = read_work(works, index);
-        const int head = work.head / group;
-        fetch_tile<kDim>(queries, maps.q, work.head, work.first + work.tile * kQueries, kReadOnce);
-#pragma unroll 1
-        for (int tile = 0; tile < work.key_tiles<kCausal>(); ++tile) {
-            const int row = work.first + tile * kKeys;
-            fetch_tile<kDim>(keys, maps.k, head, row, kReadOften);
-            if (value_head >= 0) fetch_tile<kDim>(keys, maps.v, value_head, value_row, kReadOften);
-            value_head = head, value_row = row;
-        }
-    }
-    if (value_head >= 0) fetch_tile<kDim>(keys, maps.v, value_head, value_row, kReadOften);
-}
 
 // d [64, kDim] += a [64, 16] @ b [16, kDim], or without what d held. a: a warp's 16 rows in registers. b: rows of 128
 // bytes in shared memory, halves of the dimensions kHalfBytes apart.
@@ -255,7 +181,7 @@ struct Out {
     int64_t stride;  // of a row, in numbers
 };
 
-template <int kDim, bool kCausal>
+template <int kDim, bool kCausal, bool kPaired>
 __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, const Works& works, const Out& out,
                                         float scale, int begin, int end) {
     const int warp = threadIdx.x % 128 / 32, mine = warpgroup() * kMine;
@@ -263,9 +189,14 @@ __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, con
     Ring queries = shared.queries(), keys = shared.keys();
     Chain<kDim> chain;
     bool adds = false;  // whether values of this work are mixed already
-    Work before{}, work = read_work(works, begin);
+    Work before{}, work = read_work<kPaired>(works, begin);
     uint32_t before_queries = 0, before_empty = 0;
 
+    // Keys or values of a tile have been read: all blocks that fetch them are told.
+    const auto leave = [&](uint32_t barrier) {
+        if (!kPaired && reports) arrive(barrier);
+        if (kPaired && threadIdx.x % 32 < 2) release(barrier, threadIdx.x % 32);
+    };
     // Of the work before, whose weights are all used.
     const auto finish = [&](const float(&totals)[2]) {
         const int first = before.tile * kQueries + mine + warp * 16;
@@ -282,7 +213,7 @@ __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, con
         const uint32_t here = queries.here() + mine * 128;
         const int tiles = work.key_tiles<kCausal>();
         const int last_keys = kCausal ? mine + warp * 16 + threadIdx.x % 32 / 4 + 1 : work.length - (tiles - 1) * kKeys;
-        const Work after = index + 1 < end ? read_work(works, index + 1) : work;
+        const Work after = index + 1 < end ? read_work<kPaired>(works, index + 1) : work;
         wait_for(queries.is_full(), queries.parity);
         const auto step = [&](auto first, int tile) {
             constexpr bool kFirst = decltype(first)::value;
@@ -308,14 +239,14 @@ __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, con
                 if (mine == 0 || index + 1 < end) pass_turn();
                 await_products();
             }
-            if (reports) arrive(keys_empty);
+            leave(keys_empty);
             if (tile == tiles - 1 && (kCausal || last_keys < kKeys)) chain.hide(last_keys, kCausal ? 8 : 0);
             const bool scales = chain.template weigh<kFirst>(scale, factors);
             if (mixes) {
                 // Over long. A branch: the compiler would put what comes behind it before most of the exponentials.
                 wait_for(values_full, parity);
                 await_products();
-                if (reports) arrive(values_empty);
+                leave(values_empty);
             }
             if (kFirst && mixes) finish(chain.done);
             if (scales) chain.scale_mixed(factors);
@@ -337,45 +268,54 @@ __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, con
     finish(chain.totals);
 }
 
-template <int kDim, bool kCausal>
-__device__ __forceinline__ void attend(const Heads3& maps, const Works& works, const Out& out, int group, float scale) {
+template <int kDim, bool kCausal, bool kPaired>
+__device__ __forceinline__ void attend(const HeadMaps& maps, const Works& works, const Out& out, int group, float scale) {
     extern __shared__ __align__(1024) uint8_t memory[];
     const AttentionMemory<kDim> shared{shared_address(memory)};
     if (threadIdx.x == 0) {
-        for (const Ring& ring : {shared.queries(), shared.keys()})
-            for (int slot = 0; slot < ring.count; ++slot)
-                start_barrier(ring.full + slot * 8, 1), start_barrier(ring.empty + slot * 8, kWarps);
+        const Ring queries = shared.queries(), keys = shared.keys();
+        for (int slot = 0; slot < queries.count; ++slot)
+            start_barrier(queries.full + slot * 8, 1), start_barrier(queries.empty + slot * 8, kWarps);
+        for (int slot = 0; slot < keys.count; ++slot)
+            start_barrier(keys.full + slot * 8, 1), start_barrier(keys.empty + slot * 8, kWarps << kPaired);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
+    if (kPaired) cluster_arrive(), cluster_wait();  // until the other's barriers exist
     // For the kernel in front, if this one came up early; the next may come up, too.
     asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
-    const int* begins = works.list + 5 * works.capacity + blockIdx.x;
+    const int* begins = works.list + 5 * works.capacity + (blockIdx.x >> kPaired);
     const int begin = begins[0], end = begins[1];
     if (begin >= end) return;
     const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
     if (warp < kWarps) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kComputingRegisters));
-        compute<kDim, kCausal>(shared, works, out, scale, begin, end);
+        compute<kDim, kCausal, kPaired>(shared, works, out, scale, begin, end);
     } else {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kFetchingRegisters));
-        if (threadIdx.x == kComputing) fetch_all<kDim, kCausal>(shared, maps, works, group, begin, end);
+        if (threadIdx.x == kComputing) fetch_all<kDim, kCausal, kPaired>(shared, maps, works, group, begin, end);
+        __syncwarp();
     }
+    if (kPaired) cluster_arrive(), cluster_wait();  // the other may still tell this one's barriers
 }
 
 }  // namespace
 
-// q [T, Hq * D], k, v [T, Hk * D]: boxes of 128 rows and 64 columns. group: query heads a key head. scale: of
-// logarithms to base 2. stride: of a row of `out`.
-#define KERNEL(name, dim, causal)                                                                            \
+// q [T, Hq * D]: boxes of 64 columns and 128 rows. k, v [T, Hk * D]: the same, or of 64 rows for pairs of blocks, which
+// have two heads with the same keys. group: query heads a key head. scale: of logarithms to base 2. stride: of a row of
+// `out`.
+#define KERNEL(name, dim, causal, paired)                                                                    \
     extern "C" __global__ __launch_bounds__(kAttentionThreads, 1) void name(                                 \
         const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,                        \
         const __grid_constant__ CUtensorMap v, __nv_bfloat16* out, int64_t stride, const int* list,          \
         int capacity, int group, float scale) {                                                              \
-        attend<dim, causal>({&q, &k, &v}, {list, capacity}, {out, stride}, group, scale);                    \
+        attend<dim, causal, paired>({&q, &k, &v}, {list, capacity}, {out, stride}, group, scale);            \
     }
+#define KERNELS(dim)                                          \
+    KERNEL(chained_##dim, dim, false, false)                  \
+    KERNEL(chained_causal_##dim, dim, true, false)            \
+    KERNEL(chained_paired_##dim, dim, false, true)            \
+    KERNEL(chained_causal_paired_##dim, dim, true, true)
 
-KERNEL(chained_attention_64, 64, false)
-KERNEL(chained_attention_128, 128, false)
-KERNEL(chained_attention_causal_64, 64, true)
-KERNEL(chained_attention_causal_128, 128, true)
+KERNELS(64)
+KERNELS(128)

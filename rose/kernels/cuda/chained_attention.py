@@ -21,17 +21,23 @@ _THREADS, _TILE_ROWS = 384, 128
 class ChainedKernels:
     """The kernels of chained_attention.cu, compiled into `library`; one for each size of a head.
 
-    causal: whether a token sees only itself and earlier ones of its sequence.
+    causal: whether a token sees only itself and earlier ones of its sequence. paired: blocks go in pairs,
+    which have two heads with the same keys and fetch these together.
     """
 
-    def __init__(self, library: CudaLibrary, *, causal: bool) -> None:
+    def __init__(self, library: CudaLibrary, *, causal: bool, paired: bool) -> None:
         self._library = library
-        self._name = "chained_attention_causal" if causal else "chained_attention"
-        early = library.driver.CUlaunchAttribute()
+        self._name = "chained" + "_causal" * causal + "_paired" * paired
+        self._key_rows = _TILE_ROWS // (1 + paired)  # that a block fetches at a time
         names = library.driver.CUlaunchAttributeID
+        early, together = library.driver.CUlaunchAttribute(), library.driver.CUlaunchAttribute()
         early.id = names.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         early.value.programmaticStreamSerializationAllowed = 1
-        self._early = [early]
+        together.id = names.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        size = together.value.clusterDim
+        size.x, size.y, size.z = 2, 1, 1
+        late = [together] if paired else []
+        self._attributes = {False: late, True: [early, *late]}
 
     def launch(
         self,
@@ -45,14 +51,15 @@ class ChainedKernels:
         """Enqueue the attention of a batch on `stream`, early as `launching` says; may be captured.
 
         qkv, out: as of AttentionBackend.forward, bf16, rows and starts at multiples of 16 bytes. works: an
-        Fa3List of such attention for `blocks` blocks with tiles of 128 rows, and its capacity. scale: on q·k,
-        to base 2.
+        Fa3List of such attention with tiles of 128 rows, and its capacity; of `blocks` blocks, or half as
+        many of half the heads if they are paired. scale: on q·k, to base 2.
 
         Raises:
             CudaError: the driver refused it.
         """
         q, k, _ = qkv
-        maps = [self._library.tensor_map(*_heads_view(x)) for x in qkv]
+        rows = (_TILE_ROWS, self._key_rows, self._key_rows)
+        maps = [self._library.tensor_map(*_heads_view(x, most)) for x, most in zip(qkv, rows, strict=True)]
         memory, capacity = works
         numbers = (
             ctypes.c_void_p(out.data_ptr()),
@@ -71,14 +78,14 @@ class ChainedKernels:
         config.gridDimX, config.blockDimX = blocks, _THREADS
         config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
         config.sharedMemBytes = SHARED_BYTES
-        attributes = [] if current() is Early.NO else self._early
+        attributes = self._attributes[current() is not Early.NO]
         config.attrs, config.numAttrs = attributes, len(attributes)
         config.hStream = driver.CUstream(stream)
         return config
 
 
-def _heads_view(x: Tensor) -> View:
-    """x [T, H, D], whose rows may be strided, as the copy engine sees it: boxes of 64 columns, 128 rows."""
+def _heads_view(x: Tensor, most: int) -> View:
+    """x [T, H, D], whose rows may be strided, for the copy engine: boxes of 64 columns and `most` rows."""
     num_rows, heads, dim = x.shape
     row = x.stride(0) * x.element_size()
-    return x.data_ptr(), (heads * dim, num_rows), (row,), (CHUNK, _TILE_ROWS)
+    return x.data_ptr(), (heads * dim, num_rows), (row,), (CHUNK, most)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rose.attention.base import AttentionSpec, Fp8Attention, begin, input_dtype
-from rose.attention.chained import ChainedAttention, takes
+from rose.attention.chained import ChainedAttention, pairs, takes
 from rose.attention.fa4 import Fa4Attention
 from rose.attention.flashinfer import FlashInferAttention, FlashInferFp8Attention
 from rose.attention.work_list import Fa2List, Fa3List
@@ -176,24 +176,41 @@ class ScriptedKernels:
         self.ran.append(arguments)
 
 
+@pytest.mark.parametrize(
+    ("spec", "made"),
+    [
+        # Two heads with the same keys go to a pair of blocks.
+        (SPEC, Fa3List(tile_rows=128, tiles=5, heads=8, blocks=66, causal=False)),
+        (CAUSAL, Fa3List(tile_rows=128, tiles=5, heads=4, blocks=132, causal=True)),
+    ],
+)
 def test_chained_runs_the_list_made_last(
-    written: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+    spec: AttentionSpec, made: Fa3List, written: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=77))
     kernels: Any = ScriptedKernels()
-    backend = ChainedAttention(SPEC, kernels)
-    q, k, v, out, cu_seqlens = packed(SPEC)
+    backend = ChainedAttention(spec, kernels)
+    q, k, v, out, cu_seqlens = packed(spec)
     begin(backend, cu_seqlens[:2], 8)
     begin(backend, cu_seqlens, 300)
     backend.forward(q, k, v, out, cu_seqlens, 4)
-    (_, (made, offsets, memory)) = written
-    assert made == Fa3List(tile_rows=128, tiles=5, heads=16, blocks=132, causal=False)
+    (_, (listed, offsets, memory)) = written
+    assert listed == made
     assert offsets is cu_seqlens
     ((qkv, to, works, blocks, scale, stream),) = kernels.ran
     assert [id(x) for x in (*qkv, to, works[0])] == [id(x) for x in (q, k, v, out, memory)]
-    assert (works[1], blocks, stream) == (80, 132, 77)
-    assert scale == pytest.approx(0.25 / 0.6931472)
+    assert (works[1], blocks, stream) == (made.capacity, 132, 77)
+    assert scale == pytest.approx(spec.scale / 0.6931472)
     assert (backend.name, backend.capturable, backend.plans) == ("chained", True, False)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "paired"), [(16, 8, True), (12, 4, False), (32, 8, True), (4, 4, False)]
+)
+def test_heads_go_in_pairs_where_an_even_number_has_the_same_keys(
+    heads: int, kv_heads: int, paired: bool
+) -> None:
+    assert pairs(replace(SPEC, num_heads=heads, num_kv_heads=kv_heads)) is paired
 
 
 @pytest.mark.parametrize(

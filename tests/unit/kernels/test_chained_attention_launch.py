@@ -37,9 +37,13 @@ def driver() -> FakeDriver:
     return FakeDriver(_read)
 
 
+def _kernels(driver: FakeDriver, *, causal: bool = False, paired: bool = False) -> ChainedKernels:
+    return ChainedKernels(CudaLibrary(Path("some.cubin"), 0, driver), causal=causal, paired=paired)
+
+
 @pytest.fixture
 def kernels(driver: FakeDriver) -> ChainedKernels:
-    return ChainedKernels(CudaLibrary(Path("some.cubin"), 0, driver), causal=False)
+    return _kernels(driver)
 
 
 def _launch(kernels: ChainedKernels, dim: int = 128) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
@@ -56,7 +60,7 @@ def test_a_launch_says_where_heads_and_works_are(
 ) -> None:
     heads, out, works = _launch(kernels, dim)
     (call,) = driver.launches
-    assert (call.kernel, call.grid, call.block) == (f"chained_attention_{dim}", (132, 1, 1), (384, 1, 1))
+    assert (call.kernel, call.grid, call.block) == (f"chained_{dim}", (132, 1, 1), (384, 1, 1))
     assert (call.shared, call.stream, call.count) == (227 * 1024, 77, 0)
     assert call.seen == [out.data_ptr(), 4 * dim, works.data_ptr(), 12, 2, 0.25]
     # Rows are those of the packed product; of each a box is 64 columns of a tile.
@@ -66,16 +70,30 @@ def test_a_launch_says_where_heads_and_works_are(
     ]
 
 
+@pytest.mark.parametrize("paired", [False, True])
 @pytest.mark.parametrize("early", Early)
-def test_it_comes_up_early_where_others_do(kernels: ChainedKernels, driver: FakeDriver, early: Early) -> None:
+def test_it_comes_up_early_where_others_do(driver: FakeDriver, early: Early, paired: bool) -> None:
     with launching(early):
-        _launch(kernels)
+        _launch(_kernels(driver, paired=paired))
     assert driver.launches[0].early == (1 if early else None)
 
 
-def test_causal_attention_has_kernels_of_its_own(driver: FakeDriver) -> None:
-    _launch(ChainedKernels(CudaLibrary(Path("some.cubin"), 0, driver), causal=True), 64)
-    assert driver.launches[0].kernel == "chained_attention_causal_64"
+def test_pairs_of_blocks_fetch_half_a_tile_of_keys_each(driver: FakeDriver) -> None:
+    _launch(_kernels(driver, paired=True))
+    (call,) = driver.launches
+    assert (call.kernel, call.grid, call.cluster, call.count) == (
+        "chained_paired_128",
+        (132, 1, 1),
+        (2, 1, 1),
+        1,
+    )
+    assert [boxes for *_, boxes, _ in driver.maps] == [[64, 128], [64, 64], [64, 64]]
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_causal_attention_has_kernels_of_its_own(driver: FakeDriver, paired: bool) -> None:
+    _launch(_kernels(driver, causal=True, paired=paired), 64)
+    assert driver.launches[0].kernel == ("chained_causal_paired_64" if paired else "chained_causal_64")
 
 
 def test_the_source_has_these_sizes() -> None:
@@ -83,9 +101,11 @@ def test_the_source_has_these_sizes() -> None:
     for name, value in (("kQueries", chained_attention._TILE_ROWS), ("kKeys", chained_attention._TILE_ROWS)):
         assert re.search(rf"\b{name} = {value}\b", text), name
     assert chained_attention._THREADS == 256 + 128  # kComputing + 128
-    kernels = set(re.findall(r"^KERNEL\((.*)\)$", text, re.MULTILINE))
-    assert kernels == {
-        f"chained_attention{name}_{dim}, {dim}, {causal}"
-        for name, causal in (("", "false"), ("_causal", "true"))
-        for dim in (64, 128)
+    kinds = set(re.findall(r"KERNEL\(chained_(\w*)##dim, dim, (\w+), (\w+)\)", text))
+    assert kinds == {
+        ("", "false", "false"),
+        ("causal_", "true", "false"),
+        ("paired_", "false", "true"),
+        ("causal_paired_", "true", "true"),
     }
+    assert set(re.findall(r"^KERNELS\((\d+)\)$", text, re.MULTILINE)) == {"64", "128"}

@@ -1,0 +1,106 @@
+// chained_attention.cu: what each block has to do, its shared memory, and the thread that fetches for the others.
+
+#pragma once
+
+#include "stack_ring.cuh"
+
+namespace {
+
+constexpr int kQueries = 128, kMine = kQueries / 2, kKeys = 128;  // of a work, of a warpgroup of it, of a tile
+constexpr int kHalfBytes = kQueries * kChunk * 2;                 // 64 dimensions of a tile
+
+// What the blocks do: `capacity` numbers each of tiles of queries, of first rows and lengths of their sequences, of
+// heads and of sequences; then where each block's works begin, and the last's end. See rose/attention/work_list.py.
+struct Works {
+    const int* list;
+    int capacity;
+};
+
+struct Work {
+    int tile, first, length, head;
+
+    // Queries of a causal work see no keys behind their own tile.
+    template <bool kCausal>
+    __device__ __forceinline__ int key_tiles() const {
+        return kCausal ? tile + 1 : (length + kKeys - 1) / kKeys;
+    }
+};
+
+// A pair of blocks has the same list, of pairs of heads.
+template <bool kPaired>
+__device__ __forceinline__ Work read_work(const Works& works, int index) {
+    const int* at = works.list + index;
+    const int head = __ldg(at + 3 * works.capacity);
+    return {__ldg(at), __ldg(at + works.capacity), __ldg(at + 2 * works.capacity),
+            kPaired ? head * 2 + static_cast<int>(cluster_rank()) : head};
+}
+
+// Queries have slots of their own, so that a work's can come while another's are used, and its mixed values can go out
+// through them. Keys and values share a ring.
+template <int kDim>
+struct AttentionMemory {
+    static constexpr int kHalves = kDim / kChunk, kTileSize = kHalves * kHalfBytes, kQuerySlots = 2;
+    static constexpr int kMost = (kSharedBytes - kHeaderBytes) / kTileSize - kQuerySlots;
+    static constexpr int kSlots = kMost < 8 ? kMost : 8;
+    uint32_t base;
+
+    __device__ __forceinline__ Ring queries() const {
+        return {base, base + kQuerySlots * 8, base + kHeaderBytes, kTileSize, kQuerySlots, 0, 0};
+    }
+    __device__ __forceinline__ Ring keys() const {
+        const uint32_t at = base + kQuerySlots * 16;
+        return {at, at + kSlots * 8, base + kHeaderBytes + kQuerySlots * kTileSize, kTileSize, kSlots, 0, 0};
+    }
+};
+
+struct HeadMaps {
+    const CUtensorMap *q, *k, *v;
+};
+
+template <int kDim>
+__device__ __forceinline__ void fetch_queries(Ring& ring, const CUtensorMap* map, int head, int row) {
+    const uint32_t barrier = ring.open(ring.bytes);
+#pragma unroll
+    for (int half = 0; half < kDim / kChunk; ++half)
+        fetch(ring.here() + half * kHalfBytes, map, head * kDim + half * kChunk, row, barrier, kReadOnce);
+    ring.next();
+}
+
+// A tile of keys or values; of a pair of blocks each fetches half of the rows for both.
+template <int kDim, bool kPaired>
+__device__ __forceinline__ void fetch_tile(Ring& ring, const CUtensorMap* map, int head, int row) {
+    const uint32_t barrier = ring.open(ring.bytes), to = ring.here() + (kPaired ? cluster_rank() * kHalfBytes / 2 : 0);
+#pragma unroll
+    for (int half = 0; half < kDim / kChunk; ++half) {
+        const int column = head * kDim + half * kChunk;
+        if (kPaired)
+            fetch_for_both(to + half * kHalfBytes, map, column, row + cluster_rank() * (kKeys / 2), barrier);
+        else
+            fetch(to + half * kHalfBytes, map, column, row, barrier, kReadOften);
+    }
+    ring.next();
+}
+
+// In the order in which they are used: queries and keys of a tile, then the values of the tile before.
+template <int kDim, bool kCausal, bool kPaired>
+__device__ __forceinline__ void fetch_all(const AttentionMemory<kDim>& shared, const HeadMaps& maps, const Works& works,
+                                          int group, int begin, int end) {
+    Ring queries = shared.queries(), keys = shared.keys();
+    int value_head = -1, value_row = 0;
+#pragma unroll 1
+    for (int index = begin; index < end; ++index) {
+        const Work work = read_work<kPaired>(works, index);
+        const int head = work.head / group;
+        fetch_queries<kDim>(queries, maps.q, work.head, work.first + work.tile * kQueries);
+#pragma unroll 1
+        for (int tile = 0; tile < work.key_tiles<kCausal>(); ++tile) {
+            const int row = work.first + tile * kKeys;
+            fetch_tile<kDim, kPaired>(keys, maps.k, head, row);
+            if (value_head >= 0) fetch_tile<kDim, kPaired>(keys, maps.v, value_head, value_row);
+            value_head = head, value_row = row;
+        }
+    }
+    if (value_head >= 0) fetch_tile<kDim, kPaired>(keys, maps.v, value_head, value_row);
+}
+
+}  // namespace
