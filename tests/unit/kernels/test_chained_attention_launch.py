@@ -97,7 +97,8 @@ def test_causal_attention_has_kernels_of_its_own(driver: FakeDriver, paired: boo
 
 
 def test_the_source_has_these_sizes() -> None:
-    text = CHAINED_ATTENTION.path.read_text("utf-8")
+    source = CHAINED_ATTENTION.path
+    text = source.read_text("utf-8") + source.with_name("chained_fetch.cuh").read_text("utf-8")
     for name, value in (("kQueries", chained_attention._TILE_ROWS), ("kKeys", chained_attention._TILE_ROWS)):
         assert re.search(rf"\b{name} = {value}\b", text), name
     assert chained_attention._THREADS == 256 + 128  # kComputing + 128
