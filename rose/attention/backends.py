@@ -48,7 +48,7 @@ def load_backends(
         if not backends and compile_missing:
             backends.update(_compiled(spec))
         backends.update(_flat(spec))
-        backends.update(_chained(spec))
+        backends.update(_chained(spec, None if aot_dirs is None else tuple(aot_dirs)))
     backends["sdpa"] = SdpaAttention(spec)
     heads = f"{spec.num_heads}/{spec.num_kv_heads} heads of {spec.head_dim}"
     log.info("attention on %s, %s: %s", spec.device, heads, ", ".join(backends))
@@ -134,11 +134,11 @@ def _flat(spec: AttentionSpec) -> dict[str, AttentionBackend]:
     return found
 
 
-def _chained(spec: AttentionSpec) -> dict[str, AttentionBackend]:
+def _chained(spec: AttentionSpec, folders: tuple[Path, ...] | None) -> dict[str, AttentionBackend]:
     """Our own CUDA kernels for Hopper; like the flat ones they serve only where the table says so."""
     if not chained.takes(spec) or not dispatch.has_triton():
         return {}
-    library = cuda_library(CHAINED_ATTENTION)
+    library = cuda_library(CHAINED_ATTENTION, folders)
     if library is None:
         return {}
     kernels = ChainedKernels(library, causal=spec.causal, paired=chained.pairs(spec))

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rose.attention.work_list import Fa3List, ListMemory
+from rose.kernels.cuda.chained_attention import TILE_ROWS, ListedWorks
 
 if TYPE_CHECKING:
     import torch
@@ -22,19 +23,45 @@ if TYPE_CHECKING:
 
 NAME = "chained"
 HEAD_DIMS = (64, 128)
-_TILE_ROWS = 128
 
 
 def takes(spec: AttentionSpec) -> bool:
     """Whether the kernels are compiled for such attention."""
     import torch
 
-    return spec.head_dim in HEAD_DIMS and spec.window is None and spec.dtype is torch.bfloat16
+    return (
+        spec.head_dim in HEAD_DIMS
+        and spec.window is None
+        and spec.dtype is torch.bfloat16
+        and spec.scale > 0  # of the largest q·k the weight is the largest
+    )
 
 
 def pairs(spec: AttentionSpec) -> bool:
     """Whether blocks go in pairs: where heads with the same keys do."""
     return spec.num_heads // spec.num_kv_heads % 2 == 0
+
+
+def list_for(spec: AttentionSpec, num_tokens: int, num_seqs: int) -> Fa3List:
+    """What the kernels need for batches of so many tokens and sequences, padding included.
+
+    Of pairs of heads, for pairs of blocks, where they go in pairs.
+    """
+    import torch
+
+    width = 1 + pairs(spec)
+    blocks = torch.cuda.get_device_properties(spec.device).multi_processor_count // width
+    listed = replace(spec, num_heads=spec.num_heads // width)
+    return Fa3List.of(listed, TILE_ROWS, num_tokens, num_seqs, blocks)
+
+
+def write_empty_list(spec: AttentionSpec) -> None:
+    """Launch the kernel that writes the list, so that it is compiled, for attention that is taken."""
+    import torch
+
+    if takes(spec):
+        cu_seqlens = torch.zeros(2, dtype=torch.int32, device=spec.device)
+        ListMemory(NAME, spec.device).write(list_for(spec, 1, 1), cu_seqlens)
 
 
 class ChainedAttention:
@@ -48,16 +75,12 @@ class ChainedAttention:
     plans = False
 
     def __init__(self, spec: AttentionSpec, kernels: ChainedKernels) -> None:
-        import torch
-
         self._kernels = kernels
+        self._spec = spec
         self._width = 1 + pairs(spec)
-        self._listed = replace(spec, num_heads=spec.num_heads // self._width)
         self._scale = spec.scale * math.log2(math.e)
-        processors = torch.cuda.get_device_properties(spec.device).multi_processor_count
-        self._lists = processors // self._width
         self._list = ListMemory(NAME, spec.device)
-        self._capacity = 0
+        self._works = ListedWorks(self._list.memory, 0, 0)
 
     def plan(self, host_cu_seqlens: Int32) -> None:
         """Nothing: the device lists the work."""
@@ -68,9 +91,9 @@ class ChainedAttention:
         Raises:
             RuntimeError: the list may not fit its memory.
         """
-        made = Fa3List.of(self._listed, _TILE_ROWS, num_tokens, len(cu_seqlens) - 1, self._lists)
+        made = list_for(self._spec, num_tokens, len(cu_seqlens) - 1)
         self._list.write(made, cu_seqlens)
-        self._capacity = made.capacity
+        self._works = ListedWorks(self._list.memory, made.capacity, made.blocks * self._width)
 
     def forward(
         self,
@@ -84,7 +107,5 @@ class ChainedAttention:
         """As AttentionBackend.forward, for the batch listed last; the list says all of its lengths."""
         import torch
 
-        works = self._list.memory, self._capacity
         stream = torch.cuda.current_stream().cuda_stream
-        blocks = self._lists * self._width
-        self._kernels.launch((q, k, v), out, works, blocks, self._scale, stream)
+        self._kernels.launch((q, k, v), out, self._works, self._scale, stream)

@@ -1,4 +1,4 @@
-"""Where FlashInfer's kernels find their lists of work, and what tells them so.
+"""Where attention kernels find their lists of work, and what tells FlashInfer's so.
 
 A list depends on the lengths of a batch; where it lies and how long it may be depends on the number of tokens
 and of sequences alone. So a kernel in the graph writes it anew for each batch, and the host plans nothing.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _WORD = 4  # bytes of each number
 # Lists of the largest batches: 20 bytes a head for each tile of 128 rows or part of one.
-_LIST_BYTES = 8 << 20
+_LIST_BYTES = 12 << 20
 # Rows of the query tiles of FlashInfer's kernels: of fa3 by head size, of fa2 packed with its heads.
 FA3_ROWS = {64: 192, 128: 128, 256: 128}
 _FA2_ROWS, _FA2_FEW_ROWS = 128, 64
@@ -32,7 +32,7 @@ def _most_tiles(num_rows: int, num_seqs: int, tile_rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Fa3List:
-    """A list for each of `blocks` thread blocks, which take its works one after another.
+    """A list for each of `blocks` thread blocks, which take its works one after another: of fa3 and chained.
 
     tiles: of query rows at most; each is a work for every head. causal: tiles differ in what they see.
     """

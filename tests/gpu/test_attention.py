@@ -148,6 +148,26 @@ def test_padded_rows_do_not_matter(name: str, heads: str) -> None:
     assert eager_error(spec, backend, [100, 0, 77, 300], padding=35) < most_error(backend)
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("name", NAMES)
+def test_scores_that_grow_and_fall(name: str, heads: str, causal: bool) -> None:
+    """The greatest weight of a query moves from tile to tile of its keys, by far more than one of noise."""
+    spec, backend = pick(name, heads, causal)
+    lengths = [700, 300, 1100, 5]
+    buffers = Buffers(spec, sum(lengths), len(lengths), input_dtype(backend, spec))
+    growth = torch.tensor([1.0, 6.0, 3.0, 12.0, 2.0, 24.0, 1.0, 40.0, 8.0], device=spec.device)
+    for start, length in zip(buffers.offsets(lengths), lengths, strict=False):
+        tiles = torch.arange(length, device=spec.device) // 128
+        keys = buffers.k[start : start + length]
+        keys.copy_(keys.float() * growth[tiles][:, None, None])
+    offsets = buffers.offsets(lengths)
+    buffers.cu_seqlens.copy_(torch.from_numpy(offsets))
+    backend.plan(offsets)
+    buffers.forward(backend, max(lengths))
+    assert buffers.error(offsets) < 2 * most_error(backend)
+
+
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("name", NAMES)
 def test_short_sequences_are_the_same_alone_and_packed(name: str, heads: str) -> None:

@@ -51,21 +51,23 @@ __device__ __forceinline__ uint64_t value_descriptor(uint32_t address) {
     return ((address & 0x3FFFF) >> 4) | (static_cast<uint64_t>(kHalfBytes / 16) << 16) | (64ull << 32) | (1ull << 62);
 }
 
-__device__ __forceinline__ float exponential(float x) {
+// As power_of_two, but computed where it stands: before the wait for the product that runs beside it.
+__device__ __forceinline__ float power_of_two_here(float x) {
     float y;
     asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// What a thread has of its two queries, lane / 4 of its warp's 16 and 8 further. level: what weights are powers of two
-// under.
+// What a thread has of its two queries, lane / 4 of its warp's 16 and 8 further: scores (S), weights (P), mixed values
+// (O), totals (sums of P), and the level that weights are powers of two under (a maximum that may lag behind).
 template <int kDim>
 struct Chain {
     float scores[kKeys / 2] = {}, mixed[kDim / 2] = {};
     uint32_t weights[kKeys / 16][4];
     float level[2], totals[2] = {}, done[2];  // done: totals of the work before
 
-    // Those of a tile's keys from `keys` on, of which the second query sees `more`.
+    // Scores of a tile's keys from `keys` on, for the second query from `more` further on: 0, or 8 where a query sees
+    // no keys behind it.
     __device__ __forceinline__ void hide(int keys, int more) {
         const int left = keys - threadIdx.x % 4 * 2;
 #pragma unroll
@@ -73,9 +75,10 @@ struct Chain {
             if (i / 4 * 8 + i % 2 >= left + (i / 2 % 2) * more) scores[i] = -INFINITY;
     }
 
-    // Scores become weights. Returns whether `factors` must scale what is mixed already.
+    // Scores become weights. Returns whether `factors` must scale what is mixed already. rows: queries that this
+    // thread's first and those behind it have in their sequence; the others' scores must not matter to them.
     template <bool kFirst>
-    __device__ __forceinline__ bool weigh(float scale, float (&factors)[2]) {
+    __device__ __forceinline__ bool weigh(float scale, int rows, float (&factors)[2]) {
         float most[2];
         bool higher = false;
 #pragma unroll
@@ -86,7 +89,7 @@ struct Chain {
                 most[row] = fmaxf(most[row], scores[i / 2 * 4 + row * 2 + i % 2]);
             most[row] = fmaxf(most[row], __shfl_xor_sync(0xFFFFFFFF, most[row], 1));
             most[row] = fmaxf(most[row], __shfl_xor_sync(0xFFFFFFFF, most[row], 2)) * scale;
-            if (!kFirst) higher |= most[row] > level[row] + kSlack;
+            if (!kFirst) higher |= row * 8 < rows && most[row] > level[row] + kSlack;
         }
         const bool scales = !kFirst && __any_sync(0xFFFFFFFF, higher);
 #pragma unroll
@@ -95,13 +98,13 @@ struct Chain {
                 done[row] = totals[row], totals[row] = 0, level[row] = most[row];
             } else if (scales) {
                 const float next = fmaxf(level[row], most[row]);
-                factors[row] = exponential(level[row] - next);
+                factors[row] = power_of_two_here(level[row] - next);
                 totals[row] *= factors[row], level[row] = next;
             }
         }
 #pragma unroll
         for (int i = 0; i < kKeys / 2; ++i) {
-            scores[i] = exponential(scores[i] * scale - level[i / 2 % 2]);
+            scores[i] = power_of_two_here(scores[i] * scale - level[i / 2 % 2]);
             totals[i / 2 % 2] += scores[i];
         }
         return scales;
@@ -166,8 +169,8 @@ struct Chain {
     }
 };
 
-// At the beginning of a work warpgroups ask for their products in turns: one's weights are then computed while the
-// other's products run. At each tile it is slower, without it too.
+// At the beginning of a work warpgroups ask for their products in turns, so that one's weights are computed while the
+// other's products run. Turns at every tile are slower, and so are none (log.md).
 __device__ __forceinline__ void await_turn() {
     asm volatile("bar.sync %0, %1;" ::"r"(4 + static_cast<int>(threadIdx.x / 128)), "n"(kComputing) : "memory");
 }
@@ -213,6 +216,7 @@ __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, con
         const uint32_t here = queries.here() + mine * 128;
         const int tiles = work.key_tiles<kCausal>();
         const int last_keys = kCausal ? mine + warp * 16 + threadIdx.x % 32 / 4 + 1 : work.length - (tiles - 1) * kKeys;
+        const int rows = work.length - work.tile * kQueries - mine - warp * 16 - threadIdx.x % 32 / 4;
         const Work after = index + 1 < end ? read_work<kPaired>(works, index + 1) : work;
         wait_for(queries.is_full(), queries.parity);
         const auto step = [&](auto first, int tile) {
@@ -241,9 +245,10 @@ __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, con
             }
             leave(keys_empty);
             if (tile == tiles - 1 && (kCausal || last_keys < kKeys)) chain.hide(last_keys, kCausal ? 8 : 0);
-            const bool scales = chain.template weigh<kFirst>(scale, factors);
+            const bool scales = chain.template weigh<kFirst>(scale, rows, factors);
             if (mixes) {
-                // Over long. A branch: the compiler would put what comes behind it before most of the exponentials.
+                // This wait is long over. It is a branch, across which the compiler does not move the next one: it would
+                // stand before most of the powers.
                 wait_for(values_full, parity);
                 await_products();
                 leave(values_empty);
@@ -296,7 +301,10 @@ __device__ __forceinline__ void attend(const HeadMaps& maps, const Works& works,
         if (threadIdx.x == kComputing) fetch_all<kDim, kCausal, kPaired>(shared, maps, works, group, begin, end);
         __syncwarp();
     }
-    if (kPaired) cluster_arrive(), cluster_wait();  // the other may still tell this one's barriers
+    if (kPaired) {  // the other may still tell this one's barriers; what this one told must have come before it goes
+        asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+        cluster_wait();
+    }
 }
 
 }  // namespace

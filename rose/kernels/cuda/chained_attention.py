@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rose.kernels.cuda.plan import CHUNK, SHARED_BYTES
@@ -15,7 +16,20 @@ if TYPE_CHECKING:
     from rose.kernels.cuda.library import CudaLibrary
     from rose.kernels.cuda.views import View
 
-_THREADS, _TILE_ROWS = 384, 128
+# Query rows of a work, which are also the key rows of a tile; threads of a block.
+TILE_ROWS, _THREADS = 128, 384
+
+
+@dataclass(frozen=True, slots=True)
+class ListedWorks:
+    """An Fa3List in device memory, with tiles of 128 rows.
+
+    capacity: the list's own. blocks: those of the list, or twice as many where pairs of them have one part.
+    """
+
+    memory: Tensor
+    capacity: int
+    blocks: int
 
 
 class ChainedKernels:
@@ -28,7 +42,7 @@ class ChainedKernels:
     def __init__(self, library: CudaLibrary, *, causal: bool, paired: bool) -> None:
         self._library = library
         self._name = "chained" + "_causal" * causal + "_paired" * paired
-        self._key_rows = _TILE_ROWS // (1 + paired)  # that a block fetches at a time
+        self._key_rows = TILE_ROWS // (1 + paired)  # that a block fetches at a time
         names = library.driver.CUlaunchAttributeID
         early, together = library.driver.CUlaunchAttribute(), library.driver.CUlaunchAttribute()
         early.id = names.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -40,37 +54,29 @@ class ChainedKernels:
         self._attributes = {False: late, True: [early, *late]}
 
     def launch(
-        self,
-        qkv: Sequence[Tensor],
-        out: Tensor,
-        works: tuple[Tensor, int],
-        blocks: int,
-        scale: float,
-        stream: int,
+        self, qkv: Sequence[Tensor], out: Tensor, works: ListedWorks, scale: float, stream: int
     ) -> None:
         """Enqueue the attention of a batch on `stream`, early as `launching` says; may be captured.
 
-        qkv, out: as of AttentionBackend.forward, bf16, rows and starts at multiples of 16 bytes. works: an
-        Fa3List of such attention with tiles of 128 rows, and its capacity; of `blocks` blocks, or half as
-        many of half the heads if they are paired. scale: on q·k, to base 2.
+        qkv, out: as of AttentionBackend.forward, bf16, rows and starts at multiples of 16 bytes. scale: that
+        of softmax(q kᵀ · scale) times log2(e).
 
         Raises:
             CudaError: the driver refused it.
         """
         q, k, _ = qkv
-        rows = (_TILE_ROWS, self._key_rows, self._key_rows)
-        maps = [self._library.tensor_map(*_heads_view(x, most)) for x, most in zip(qkv, rows, strict=True)]
-        memory, capacity = works
+        boxes = (TILE_ROWS, self._key_rows, self._key_rows)
+        maps = [self._library.tensor_map(*_heads_view(x, rows)) for x, rows in zip(qkv, boxes, strict=True)]
         numbers = (
             ctypes.c_void_p(out.data_ptr()),
             ctypes.c_int64(out.stride(0)),
-            ctypes.c_void_p(memory.data_ptr()),
-            ctypes.c_int(capacity),
+            ctypes.c_void_p(works.memory.data_ptr()),
+            ctypes.c_int(works.capacity),
             ctypes.c_int(q.shape[1] // k.shape[1]),
             ctypes.c_float(scale),
         )
         kernel = f"{self._name}_{q.shape[2]}"
-        self._library.launch(kernel, self._config(blocks, stream), (*maps, *numbers))
+        self._library.launch(kernel, self._config(works.blocks, stream), (*maps, *numbers))
 
     def _config(self, blocks: int, stream: int) -> Any:
         driver = self._library.driver
@@ -84,8 +90,8 @@ class ChainedKernels:
         return config
 
 
-def _heads_view(x: Tensor, most: int) -> View:
-    """x [T, H, D], whose rows may be strided, for the copy engine: boxes of 64 columns and `most` rows."""
+def _heads_view(x: Tensor, rows: int) -> View:
+    """x [T, H, D], whose rows may be strided, for the copy engine: boxes of 64 columns and so many rows."""
     num_rows, heads, dim = x.shape
-    row = x.stride(0) * x.element_size()
-    return x.data_ptr(), (heads * dim, num_rows), (row,), (CHUNK, most)
+    stride = x.stride(0) * x.element_size()
+    return x.data_ptr(), (heads * dim, num_rows), (stride,), (CHUNK, rows)

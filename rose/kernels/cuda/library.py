@@ -91,11 +91,14 @@ class CudaLibrary:
 
 
 @functools.cache
-def cuda_library(source: CudaSource) -> CudaLibrary | None:
-    """Its kernels for torch's current device; None if it is no Hopper, or they are not built or unusable."""
+def cuda_library(source: CudaSource, folders: tuple[Path, ...] | None = None) -> CudaLibrary | None:
+    """Its kernels for torch's current device; None if it is no Hopper, or they are not built or unusable.
+
+    folders: where they may be, if not in the usual ones.
+    """
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != CAPABILITY:
         return None
-    cubin = find_cubin(source, default_folders())
+    cubin = find_cubin(source, default_folders() if folders is None else folders)
     if cubin is None:
         log.info("no kernels of %s; build them with python -m rose.kernels.cuda.build", source.path.name)
         return None

@@ -1,4 +1,4 @@
-"""What FlashInfer's kernels have to do for a batch, listed on the device from its offsets.
+"""What attention kernels have to do for a batch, listed on the device from its offsets.
 
 Tiles of query rows, those that see most first. A tile's place in that order is counted, not sorted: how many
 tiles of all sequences see more. The lists may so be written by a kernel in a CUDA graph, of any lengths.

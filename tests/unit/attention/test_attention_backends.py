@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from rose.attention import backends, fa4, flashinfer
 from rose.attention.backends import load_backends
 from rose.attention.base import AttentionSpec
 from rose.attention.work_list import Fa2List, Fa3List
+from rose.kernels.cuda.cubin import CHAINED_ATTENTION
 from tests.programs import output_of
 
 
@@ -95,6 +96,61 @@ def test_on_hopper_every_kernel_of_the_folder_serves(tmp_path: Path, monkeypatch
     found = load_backends(spec_of("cuda"), [tmp_path])
     assert sorted(found) == ["fa4", "fa4-64x128-early", "flashinfer-fa2", "flashinfer-fa3", "sdpa"]
     assert all(backend.name == name for name, backend in found.items())
+
+
+class ScriptedChained:
+    """Stands for ChainedKernels. answer: what a launch does."""
+
+    answer: Callable[..., None] = right
+
+    def __init__(self, library: object, *, causal: bool, paired: bool) -> None:
+        assert (library, causal, paired) == ("cubin", False, True)
+
+    def launch(self, qkv: Sequence[torch.Tensor], out: torch.Tensor, *_: object) -> None:
+        type(self).answer(*qkv, out)
+
+
+def broken(*_: object) -> None:
+    raise RuntimeError("no such launch")
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("answer", "warning"),
+    [(right, None), (broken, "no such launch"), (lambda *_: None, "attention over one token is not")],
+)
+def test_chained_serves_where_it_is_built_and_right(
+    answer: Callable[..., None],
+    warning: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(backends, "_flat", lambda spec: {})  # seconds each, in the interpreter
+
+    def library(*wanted: object) -> str:
+        asked.append(wanted)
+        return "cubin"
+
+    monkeypatch.setattr(backends, "cuda_library", library)
+    monkeypatch.setattr(backends, "ChainedKernels", ScriptedChained)
+    monkeypatch.setattr(ScriptedChained, "answer", staticmethod(answer))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    found = load_backends(spec_of("cuda"), [tmp_path], compile_missing=False)
+    assert asked == [(CHAINED_ATTENTION, (tmp_path,))]
+    assert list(found) == (["sdpa"] if warning else ["chained", "sdpa"])
+    assert (warning or "") in caplog.text
+    assert ("cannot use chained" in caplog.text) is (warning is not None)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_chained_does_not_serve_where_it_is_not_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "_flat", lambda spec: {})
+    monkeypatch.setattr(backends, "cuda_library", lambda *wanted: None)
+    assert list(load_backends(spec_of("cuda"), [tmp_path], compile_missing=False)) == ["sdpa"]
 
 
 @pytest.mark.usefixtures("hopper")

@@ -79,13 +79,13 @@ def test_a_list_is_of_the_batch_and_the_spec(written: list[tuple[Any, ...]]) -> 
     assert dealt_list == Fa3List(tile_rows=192, tiles=4, heads=4, blocks=132, causal=True)
     for cu_seqlens, workspace in (first, second):
         assert cu_seqlens is offsets
-        assert (workspace.dtype, len(workspace)) == (torch.uint8, 8 << 20)
+        assert (workspace.dtype, len(workspace)) == (torch.uint8, 12 << 20)
 
 
 def test_a_batch_whose_list_may_not_fit_is_refused() -> None:
     backend = FlashInferAttention(SPEC, "fa3", ScriptedModule())
     with pytest.raises(
-        RuntimeError, match=r"the list of 70313 tiles takes 22500692 bytes, more than 8388608"
+        RuntimeError, match=r"the list of 70313 tiles takes 22500692 bytes, more than 12582912"
     ):
         backend.write_list(torch.zeros(2, dtype=torch.int32), 9_000_000)
 
@@ -197,9 +197,9 @@ def test_chained_runs_the_list_made_last(
     (_, (listed, offsets, memory)) = written
     assert listed == made
     assert offsets is cu_seqlens
-    ((qkv, to, works, blocks, scale, stream),) = kernels.ran
-    assert [id(x) for x in (*qkv, to, works[0])] == [id(x) for x in (q, k, v, out, memory)]
-    assert (works[1], blocks, stream) == (made.capacity, 132, 77)
+    ((qkv, to, works, scale, stream),) = kernels.ran
+    assert [id(x) for x in (*qkv, to, works.memory)] == [id(x) for x in (q, k, v, out, memory)]
+    assert (works.capacity, works.blocks, stream) == (made.capacity, 132, 77)
     assert scale == pytest.approx(spec.scale / 0.6931472)
     assert (backend.name, backend.capturable, backend.plans) == ("chained", True, False)
 
@@ -220,6 +220,7 @@ def test_heads_go_in_pairs_where_an_even_number_has_the_same_keys(
         ({"head_dim": 64}, True),
         ({"head_dim": 32}, False),
         ({"causal": True}, True),
+        ({"scale": -0.25}, False),
         ({"window": 9}, False),
         ({"dtype": torch.float16}, False),
     ],

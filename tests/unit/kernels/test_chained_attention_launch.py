@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rose.kernels.cuda import chained_attention
-from rose.kernels.cuda.chained_attention import ChainedKernels
+from rose.kernels.cuda.chained_attention import ChainedKernels, ListedWorks
 from rose.kernels.cuda.cubin import CHAINED_ATTENTION
 from rose.kernels.cuda.library import CudaLibrary
 from rose.kernels.early import Early, launching
@@ -50,7 +50,7 @@ def _launch(kernels: ChainedKernels, dim: int = 128) -> tuple[list[torch.Tensor]
     qkv = torch.zeros(300, 8, dim, dtype=torch.bfloat16)
     out = torch.zeros(300, 4, dim, dtype=torch.bfloat16)
     heads, works = list(torch.split(qkv, [4, 2, 2], dim=1)), torch.zeros(64, dtype=torch.uint8)
-    kernels.launch(heads, out, (works, 12), 132, 0.25, 77)
+    kernels.launch(heads, out, ListedWorks(works, 12, 132), 0.25, 77)
     return heads, out, works
 
 
@@ -96,12 +96,24 @@ def test_causal_attention_has_kernels_of_its_own(driver: FakeDriver, paired: boo
     assert driver.launches[0].kernel == ("chained_causal_paired_64" if paired else "chained_causal_64")
 
 
+def _source() -> str:
+    folder = CHAINED_ATTENTION.path.parent
+    names = (CHAINED_ATTENTION.path.name, "chained_fetch.cuh", "stack_exchange.cuh")
+    return " ".join(
+        " ".join((folder / name).read_text("utf-8").replace("\\\n", " ").split()) for name in names
+    )
+
+
 def test_the_source_has_these_sizes() -> None:
-    source = CHAINED_ATTENTION.path
-    text = source.read_text("utf-8") + source.with_name("chained_fetch.cuh").read_text("utf-8")
-    for name, value in (("kQueries", chained_attention._TILE_ROWS), ("kKeys", chained_attention._TILE_ROWS)):
-        assert re.search(rf"\b{name} = {value}\b", text), name
-    assert chained_attention._THREADS == 256 + 128  # kComputing + 128
+    text = _source()
+    for name in ("kQueries", "kKeys"):
+        assert re.search(rf"\b{name} = {chained_attention.TILE_ROWS}\b", text), name
+    assert "kAttentionThreads = kComputing + 128," in text
+    assert f"kComputing = {chained_attention._THREADS - 128}," in text
+
+
+def test_the_source_has_these_kernels() -> None:
+    text = _source()
     kinds = set(re.findall(r"KERNEL\(chained_(\w*)##dim, dim, (\w+), (\w+)\)", text))
     assert kinds == {
         ("", "false", "false"),
@@ -109,4 +121,7 @@ def test_the_source_has_these_sizes() -> None:
         ("paired_", "false", "true"),
         ("causal_paired_", "true", "true"),
     }
-    assert set(re.findall(r"^KERNELS\((\d+)\)$", text, re.MULTILINE)) == {"64", "128"}
+    assert set(re.findall(r"\bKERNELS\((\d+)\)", text)) == {"64", "128"}
+    maps = ", ".join(f"const __grid_constant__ CUtensorMap {name}" for name in "qkv")
+    numbers = "__nv_bfloat16* out, int64_t stride, const int* list, int capacity, int group, float scale"
+    assert f"void name( {maps}, {numbers})" in text

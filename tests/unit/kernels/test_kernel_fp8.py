@@ -34,7 +34,8 @@ def same(actual: Fp8Rows, expected: Fp8Rows) -> None:
     torch.testing.assert_close(actual.scale.cpu(), expected.scale, rtol=1e-5, atol=0)
     a, b = actual.values.cpu().float(), expected.values.float()
     torch.testing.assert_close(a, b, rtol=2.0**-3, atol=2.0**-8)
-    assert (a != b).float().mean() <= 0.03  # a scale's last bit moves some; another rounding would move half
+    # A scale's last bit moves some, up to 7 of 64; another rounding would move half.
+    assert (a != b).float().mean() <= 0.2
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

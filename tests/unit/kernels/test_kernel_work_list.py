@@ -1,4 +1,4 @@
-"""FlashInfer's lists of work as the device writes them: complete, once each, longest first, evenly dealt."""
+"""Lists of work as the device writes them: complete, once each, longest first, evenly dealt."""
 
 from __future__ import annotations
 
@@ -91,6 +91,25 @@ def check_fa3(lengths: list[int], causal: bool, device: str, padding: int = 0) -
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 def test_fa3_has_every_work_once(lengths: list[int], causal: bool, device: str) -> None:
     check_fa3([*lengths, 0, 0], causal, device, padding=77)
+
+
+def test_works_of_full_attention_come_head_by_head(device: str) -> None:
+    """Blocks that run at once then read the same keys."""
+    lengths = [300, 700, 129, 0, 5]
+    plan = Fa3List.of(spec_of((4, 2, 128)), 128, sum(lengths), len(lengths), BLOCKS)
+    blocks = fa3_works(plan, written(plan, lengths, device))
+    turns = range(max(map(len, blocks)))
+    dealt = [blocks[:: -1 if turn % 2 else 1] for turn in turns]
+    order = [
+        block[turn] for turn, row in zip(turns, dealt, strict=True) for block in row if turn < len(block)
+    ]
+    by_length = sorted(range(len(lengths)), key=lambda sequence: (-lengths[sequence], sequence))
+    assert [work[:3] for work in order] == [
+        (sequence, head, tile)
+        for sequence in by_length
+        for head in range(4)
+        for tile in range(-(-lengths[sequence] // 128))
+    ]
 
 
 @given(lengths=lengths_of, causal=st.booleans())
