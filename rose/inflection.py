@@ -18,14 +18,17 @@ class ForwardTime(NamedTuple):
 
 
 def inflection_point(time_forward: Callable[[int], ForwardTime], first_tokens: int, max_tokens: int) -> int:
-    """The smallest tried number of tokens whose eager launches hide behind the device, or max_tokens.
+    """The smallest tried number of tokens from which on eager launches hide behind the device, or max_tokens.
 
-    Tries first_tokens and its doublings. A batch of more tokens than the answer is better run eagerly.
+    Tries first_tokens and its doublings, the largest first: few tokens may go through all layers in one
+    launch, which hides as well, and more in hundreds that do not. A batch of more tokens than the answer is
+    better run eagerly.
     """
-    num_tokens = first_tokens
-    while num_tokens < max_tokens:
+    tried = [first_tokens << power for power in range(max_tokens.bit_length())]
+    answer = max_tokens
+    for num_tokens in sorted((one for one in tried if one < max_tokens), reverse=True):
         time = time_forward(num_tokens)
-        if time.launch_s <= LAUNCH_SHARE * time.total_s:
-            return num_tokens
-        num_tokens *= 2
-    return max_tokens
+        if time.launch_s > LAUNCH_SHARE * time.total_s:
+            break
+        answer = num_tokens
+    return answer

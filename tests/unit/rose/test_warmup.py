@@ -77,7 +77,7 @@ def test_forwards_are_timed_with_sequences_as_long_as_their_shape_says_or_shorte
 
 @pytest.mark.parametrize(
     ("launch_ms", "us_a_token", "expected"),
-    [(3.0, 1.5, 8192), (3.0, 0.0, 16_384), (0.01, 1.5, 256), (1.0, 1.5, 4096)],
+    [(3.0, 1.5, 8192), (3.0, 0.0, 16_384), (0.01, 1.5, 256), (1.0, 1.5, 4096), (9.0, 1.5, 16_384)],
 )
 def test_the_inflection_point_is_where_launches_hide(
     launch_ms: float, us_a_token: float, expected: int
@@ -90,7 +90,17 @@ def test_the_inflection_point_is_where_launches_hide(
         return ForwardTime(launch_s, max(launch_s, us_a_token * 1e-6 * num_tokens))
 
     assert inflection_point(time_forward, 256, 16_384) == expected
-    assert tried == sorted(set(tried))
+    assert tried == sorted(set(tried), reverse=True)
+
+
+def test_few_tokens_in_one_launch_say_nothing_of_more_tokens() -> None:
+    """All layers of up to 512 tokens are one launch, of more some 200."""
+
+    def time_forward(num_tokens: int) -> ForwardTime:
+        launch_s = 1e-4 if num_tokens <= 512 else 8e-3
+        return ForwardTime(launch_s, max(launch_s, 1.8e-6 * num_tokens))
+
+    assert inflection_point(time_forward, 256, 131_072) == 32_768
 
 
 class Steps:
