@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from rose.layers.encoder import EncoderBuffers, EncoderLayer
 
 
-# Rows of more than the kernel for few come in so many. With 129, of which 1 is a tile's only one, a launch did
-# not come to its end on an H200, and why is not known. What an engine runs are multiples of 64 there.
-_WHOLE_ROWS = 16
-
-
 class EncoderStack:
     """The layers of one model: one launch for the seven a layer that they take apart."""
 
@@ -60,10 +55,12 @@ class EncoderStack:
         return cls(kernels) if kernels else None
 
     def takes(self, num_tokens: int) -> bool:
-        """Whether a kernel has room for so many rows, and is known to be right for them."""
-        if num_tokens > stack.NARROW.max_tokens and num_tokens % _WHOLE_ROWS:
-            return False
-        return num_tokens <= self._kernels[-1].shape.max_tokens
+        """Whether a kernel has room for so many rows, and takes them."""
+        kernels = self._with_room(num_tokens)
+        return kernels is not None and num_tokens % kernels.whole_rows == 0
+
+    def _with_room(self, num_tokens: int) -> EncoderKernels | None:
+        return next((one for one in self._kernels if num_tokens <= one.shape.max_tokens), None)
 
     def __call__(self, batch: DeviceBatch, hidden: Tensor, buffers: EncoderBuffers) -> None:
         """hidden [T, H], embeddings, through all layers in place; bf16, T as `takes` says.
@@ -77,7 +74,8 @@ class EncoderStack:
         assert context is not None  # a GPU's buffers
         assert wide is not None
         rows = EncoderRows(hidden=hidden, context=context, wide=wide, offsets=batch.cu_seqlens)
-        kernels = next(one for one in self._kernels if len(hidden) <= one.shape.max_tokens)
+        kernels = self._with_room(len(hidden))
+        assert kernels is not None  # as `takes` says
         kernels.launch(rows, torch.cuda.current_stream().cuda_stream)
 
 

@@ -100,14 +100,14 @@ def test_a_batch_takes_the_first_kernel_with_room(library, monkeypatch):
     assert both is not None
     assert alone is not None
     batch = SimpleNamespace(cu_seqlens=torch.zeros(2, dtype=torch.int32))
-    for one, num_tokens in ((both, 1), (both, 127), (both, 144), (both, 512), (alone, 1)):
+    for one, num_tokens in ((both, 1), (both, 127), (both, 144), (both, 512), (alone, 16)):
         assert one.takes(num_tokens)
         rows = _rows(num_tokens, 1)
         one(batch, rows.hidden, EncoderBuffers(context=rows.context, wide=rows.wide))
     assert launched == [ENCODER_STACK, ENCODER_STACK, ENCODER_WIDE, ENCODER_WIDE, ENCODER_WIDE]
     assert not both.takes(513)
-    # Known to be right for whole 16s of rows only, of which buckets are.
-    assert not any(both.takes(num_tokens) for num_tokens in (129, 257, 511))
+    # Of whole 16s of rows, as buckets are.
+    assert not any(one.takes(num_tokens) for one, num_tokens in ((both, 129), (both, 511), (alone, 17)))
     assert all(both.takes(bucket) for bucket in token_buckets(512))
 
 
