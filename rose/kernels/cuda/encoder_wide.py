@@ -22,8 +22,8 @@ class WideEncoderKernels(EncoderKernels):
 
     source = ENCODER_WIDE
     shape = WIDE
-    # A launch of 129 rows, one in its last tile, did not come to its end on an H200; why is not known. Those of
-    # whole 16s did. Buckets of more than 128 tokens are multiples of 64.
+    # A launch of 129 rows, one in its last tile, did not come to its end on an H200; why is not known. Those
+    # of whole 16s did. Buckets of more than 128 tokens are multiples of 64.
     whole_rows = 16
 
     def weight_views(self, layer: EncoderWeights) -> list[View]:
