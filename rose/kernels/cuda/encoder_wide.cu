@@ -102,8 +102,9 @@ struct Product {
         constexpr int kFirst = kMine < 64 ? kMine : 64, kSecond = kMine - kFirst;
         const int warp = threadIdx.x % 128 / 32, first = row() + warp * 16;
         const uint32_t stage = own + warp * kStageBytes;
+        // column() is of a whole warp: not in what only lanes with rows call.
         const auto from = [&](int columns) {
-            return [=](int row, int piece) { return place(first + row, column() + columns + piece * 8); };
+            return [=, at = column() + columns](int row, int piece) { return place(first + row, at + piece * 8); };
         };
         __syncwarp();
         store_rows<kFirst>(reinterpret_cast<float(&)[kFirst / 2]>(sums[0]), stage, tokens - first, from(0));
