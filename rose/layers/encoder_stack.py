@@ -55,12 +55,8 @@ class EncoderStack:
         return cls(kernels) if kernels else None
 
     def takes(self, num_tokens: int) -> bool:
-        """Whether a kernel has room for so many rows, and takes them."""
-        kernels = self._with_room(num_tokens)
-        return kernels is not None and num_tokens % kernels.whole_rows == 0
-
-    def _with_room(self, num_tokens: int) -> EncoderKernels | None:
-        return next((one for one in self._kernels if num_tokens <= one.shape.max_tokens), None)
+        """Whether a kernel has room for so many rows."""
+        return num_tokens <= self._kernels[-1].shape.max_tokens
 
     def __call__(self, batch: DeviceBatch, hidden: Tensor, buffers: EncoderBuffers) -> None:
         """hidden [T, H], embeddings, through all layers in place; bf16, T as `takes` says.
@@ -74,8 +70,7 @@ class EncoderStack:
         assert context is not None  # a GPU's buffers
         assert wide is not None
         rows = EncoderRows(hidden=hidden, context=context, wide=wide, offsets=batch.cu_seqlens)
-        kernels = self._with_room(len(hidden))
-        assert kernels is not None  # as `takes` says
+        kernels = next(one for one in self._kernels if len(hidden) <= one.shape.max_tokens)
         kernels.launch(rows, torch.cuda.current_stream().cuda_stream)
 
 

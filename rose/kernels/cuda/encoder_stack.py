@@ -72,14 +72,13 @@ class EncoderStackArguments(ctypes.Structure):
 
 
 class EncoderKernels:
-    """All layers of one model. scale: on q·k. eps: of all norms. whole_rows: what numbers of rows divide by.
+    """All layers of one model. scale: on q·k. eps: of all norms.
 
     A launch uses this object's memory: launches follow one another.
     """
 
     source = ENCODER_STACK
     shape = NARROW
-    whole_rows = 1
 
     def __init__(
         self, library: CudaLibrary, layers: Sequence[EncoderWeights], *, eps: float, scale: float

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rose.buckets import token_buckets
 from rose.kernels.cuda import encoder_stack, stack
 from rose.kernels.cuda.cubin import ENCODER_STACK, ENCODER_WIDE
 from rose.kernels.cuda.encoder_stack import EncoderKernels, EncoderRows, EncoderStackArguments
@@ -100,15 +99,12 @@ def test_a_batch_takes_the_first_kernel_with_room(library, monkeypatch):
     assert both is not None
     assert alone is not None
     batch = SimpleNamespace(cu_seqlens=torch.zeros(2, dtype=torch.int32))
-    for one, num_tokens in ((both, 1), (both, 127), (both, 144), (both, 512), (alone, 16)):
+    for one, num_tokens in ((both, 1), (both, 128), (both, 129), (both, 512), (alone, 1)):
         assert one.takes(num_tokens)
         rows = _rows(num_tokens, 1)
         one(batch, rows.hidden, EncoderBuffers(context=rows.context, wide=rows.wide))
     assert launched == [ENCODER_STACK, ENCODER_STACK, ENCODER_WIDE, ENCODER_WIDE, ENCODER_WIDE]
     assert not both.takes(513)
-    # Of whole 16s of rows, as buckets are.
-    assert not any(one.takes(num_tokens) for one, num_tokens in ((both, 129), (both, 511), (alone, 17)))
-    assert all(both.takes(bucket) for bucket in token_buckets(512))
 
 
 def test_the_numbers_are_the_source_s():
