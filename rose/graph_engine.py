@@ -312,7 +312,7 @@ class GraphEngine:
             warmup.run_once(min(num_tokens, most))
         limit = 0 if options.capture == "off" else options.max_capture_tokens
         if limit is None:
-            limit = inflection_point(warmup.time_forward, _WARM_TOKENS[-1], most)
+            limit = inflection_point(warmup.time_forward, most)
         limits = GraphLimits(options.capture, limit, options.max_graphs, options.max_graph_bytes)
         runner = GraphRunner(self._forward, limits)
         if options.capture == "all":

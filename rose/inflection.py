@@ -8,6 +8,9 @@ from typing import NamedTuple
 # Launching eagerly must cost the caller's loop less than this part of the time the device is busy: then the
 # launches hide behind the device, and the loop has three quarters of its time for requests.
 LAUNCH_SHARE = 0.25
+# Fewer tokens may go through all layers in one launch (up to 512, rose.kernels.cuda), which hides as well,
+# and more in hundreds that do not.
+FIRST_TOKENS = 1024
 
 
 class ForwardTime(NamedTuple):
@@ -17,18 +20,15 @@ class ForwardTime(NamedTuple):
     total_s: float
 
 
-def inflection_point(time_forward: Callable[[int], ForwardTime], first_tokens: int, max_tokens: int) -> int:
-    """The smallest tried number of tokens from which on eager launches hide behind the device, or max_tokens.
+def inflection_point(time_forward: Callable[[int], ForwardTime], max_tokens: int) -> int:
+    """The smallest tried number of tokens whose eager launches hide behind the device, or max_tokens.
 
-    Tries first_tokens and its doublings, the largest first: few tokens may go through all layers in one
-    launch, which hides as well, and more in hundreds that do not. A batch of more tokens than the answer is
-    better run eagerly.
+    Tries FIRST_TOKENS and its doublings. A batch of more tokens than the answer is better run eagerly.
     """
-    tried = [first_tokens << power for power in range(max_tokens.bit_length())]
-    answer = max_tokens
-    for num_tokens in sorted((one for one in tried if one < max_tokens), reverse=True):
+    num_tokens = FIRST_TOKENS
+    while num_tokens < max_tokens:
         time = time_forward(num_tokens)
-        if time.launch_s > LAUNCH_SHARE * time.total_s:
-            break
-        answer = num_tokens
-    return answer
+        if time.launch_s <= LAUNCH_SHARE * time.total_s:
+            return num_tokens
+        num_tokens *= 2
+    return max_tokens

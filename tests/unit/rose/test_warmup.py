@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rose import inflection
 from rose.batch import EngineInfo, RaggedBatch
 from rose.buckets import sequence_bucket, token_bucket
 from rose.graph_runner import GraphKey
 from rose.inflection import ForwardTime, inflection_point
+from rose.kernels.cuda.wide import WIDE
 from rose.limits import StepLimits
 from rose.step_time import StepTimes
 from rose.warmup import Warmup, feasible_shapes, synthetic_batch
@@ -77,7 +79,7 @@ def test_forwards_are_timed_with_sequences_as_long_as_their_shape_says_or_shorte
 
 @pytest.mark.parametrize(
     ("launch_ms", "us_a_token", "expected"),
-    [(3.0, 1.5, 8192), (3.0, 0.0, 16_384), (0.01, 1.5, 256), (1.0, 1.5, 4096), (9.0, 1.5, 16_384)],
+    [(3.0, 1.5, 8192), (3.0, 0.0, 16_384), (0.01, 1.5, 1024), (1.0, 1.5, 4096), (9.0, 1.5, 16_384)],
 )
 def test_the_inflection_point_is_where_launches_hide(
     launch_ms: float, us_a_token: float, expected: int
@@ -89,8 +91,8 @@ def test_the_inflection_point_is_where_launches_hide(
         launch_s = launch_ms * 1e-3
         return ForwardTime(launch_s, max(launch_s, us_a_token * 1e-6 * num_tokens))
 
-    assert inflection_point(time_forward, 256, 16_384) == expected
-    assert tried == sorted(set(tried), reverse=True)
+    assert inflection_point(time_forward, 16_384) == expected
+    assert tried == sorted(set(tried))
 
 
 def test_few_tokens_in_one_launch_say_nothing_of_more_tokens() -> None:
@@ -100,7 +102,8 @@ def test_few_tokens_in_one_launch_say_nothing_of_more_tokens() -> None:
         launch_s = 1e-4 if num_tokens <= 512 else 8e-3
         return ForwardTime(launch_s, max(launch_s, 1.8e-6 * num_tokens))
 
-    assert inflection_point(time_forward, 256, 131_072) == 32_768
+    assert inflection_point(time_forward, 131_072) == 32_768
+    assert WIDE.max_tokens < inflection.FIRST_TOKENS
 
 
 class Steps:
