@@ -80,7 +80,8 @@ def time_batch(
     for name, us in sorted(times.held_us.items(), key=lambda item: item[1]):
         rate, alone_us = work / us / 1e6, times.alone_us[name]
         print(f"  {us:8.0f} us held {rate:4.0f} TFLOP/s  alone {alone_us:8.0f}  {name}", flush=True)
-    print(*times.failures.items(), sep="\n  failed: ")
+    for name, why in times.failures.items():
+        print(f"  failed: {name}: {why}", flush=True)
     return {
         "held_us": dict(times.held_us),
         "alone_us": dict(times.alone_us),

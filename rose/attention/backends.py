@@ -15,6 +15,7 @@ from rose.aot.library import KernelLibrary, KernelQuery, load_module
 from rose.attention import chained, fa4, flashinfer, flat
 from rose.attention.base import begin, input_dtype
 from rose.attention.sdpa import SdpaAttention
+from rose.attention.work_list import ListMemory
 from rose.kernels import dispatch
 from rose.kernels.cuda.chained_attention import ChainedKernels
 from rose.kernels.cuda.cubin import CHAINED_ATTENTION
@@ -147,6 +148,25 @@ def _chained(spec: AttentionSpec, folders: tuple[Path, ...] | None) -> dict[str,
     except Exception as error:  # whatever an unfit kernel raises; the others serve
         log.warning("cannot use %s: %s: %s", chained.NAME, type(error).__name__, error)
         return {}
+
+
+def write_empty_lists(spec: AttentionSpec) -> None:
+    """Launch the kernels that write lists of work, so that they are compiled, for backends that take `spec`.
+
+    Raises:
+        RuntimeError: torch has no CUDA device.
+    """
+    lists = [
+        flashinfer.list_for(spec, version, 1, 1)
+        for version, head_dims in flashinfer.HEAD_DIMS.items()
+        if spec.head_dim in head_dims and spec.window is None
+    ]
+    if chained.takes(spec):
+        lists.append(chained.list_for(spec, 1, 1))
+    memory = ListMemory("empty", spec.device)
+    cu_seqlens = torch.zeros(2, dtype=torch.int32, device=spec.device)
+    for made in lists:
+        memory.write(made, cu_seqlens)
 
 
 def _proven(backend: AttentionBackend, spec: AttentionSpec) -> AttentionBackend:

@@ -55,15 +55,6 @@ def list_for(spec: AttentionSpec, num_tokens: int, num_seqs: int) -> Fa3List:
     return Fa3List.of(listed, TILE_ROWS, num_tokens, num_seqs, blocks)
 
 
-def write_empty_list(spec: AttentionSpec) -> None:
-    """Launch the kernel that writes the list, so that it is compiled, for attention that is taken."""
-    import torch
-
-    if takes(spec):
-        cu_seqlens = torch.zeros(2, dtype=torch.int32, device=spec.device)
-        ListMemory(NAME, spec.device).write(list_for(spec, 1, 1), cu_seqlens)
-
-
 class ChainedAttention:
     """The kernels of chained_attention.cu, for one model. Needs Triton, which writes the list.
 

@@ -48,17 +48,6 @@ def list_for(spec: AttentionSpec, version: str, num_tokens: int, num_seqs: int) 
     return Fa3List.of(spec, FA3_ROWS[spec.head_dim], num_tokens, num_seqs, blocks)
 
 
-def write_empty_lists(spec: AttentionSpec) -> None:
-    """Launch the kernels that write lists, so that they are compiled, for heads that FlashInfer has."""
-    import torch
-
-    cu_seqlens = torch.zeros(2, dtype=torch.int32, device=spec.device)
-    space = ListMemory("flashinfer", spec.device)
-    for version, head_dims in HEAD_DIMS.items():
-        if spec.head_dim in head_dims and spec.window is None:
-            space.write(list_for(spec, version, 1, 1), cu_seqlens)
-
-
 class FlashInferAttention:
     """One module of FlashInfer, called below its Python wrapper. It needs Triton.
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from rose.attention import flat
+from rose.attention.backends import write_empty_lists
 from rose.attention.base import BatchShape
-from rose.attention.chained import write_empty_list
-from rose.attention.flashinfer import write_empty_lists
 from rose.attention.policy import KNOWN, choose
 from rose.device_batch import DeviceBatch, Outputs
 from rose.kernels import dispatch
@@ -80,7 +79,6 @@ def compile_ahead(model: Model, row_counts: Iterable[int]) -> None:
     with torch.inference_mode(), compiling(min(os.cpu_count() or 1, _MAX_THREADS)):
         deliver(torch.zeros(1, dtype=torch.int64, device=probe.device), probe.view(torch.int32))
         write_empty_lists(model.attention_spec)
-        write_empty_list(model.attention_spec)
         counts = list(row_counts)
         for num_tokens in counts:
             batch, outputs = _empty_step(model, BatchShape(num_tokens, 1, num_tokens), _NoAttention())

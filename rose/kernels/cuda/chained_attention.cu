@@ -66,8 +66,8 @@ struct Chain {
     uint32_t weights[kKeys / 16][4];
     float level[2], totals[2] = {}, done[2];  // done: totals of the work before
 
-    // Scores of a tile's keys from `keys` on, for the second query from `more` further on: 0, or 8 where a query sees
-    // no keys behind it.
+    // Hides a tile's keys from the one at `keys` on from the first query, and from `more` keys later from the second: 8
+    // where a query sees no keys behind its own, else 0.
     __device__ __forceinline__ void hide(int keys, int more) {
         const int left = keys - threadIdx.x % 4 * 2;
 #pragma unroll
@@ -75,8 +75,8 @@ struct Chain {
             if (i / 4 * 8 + i % 2 >= left + (i / 2 % 2) * more) scores[i] = -INFINITY;
     }
 
-    // Scores become weights. Returns whether `factors` must scale what is mixed already. rows: queries that this
-    // thread's first and those behind it have in their sequence; the others' scores must not matter to them.
+    // Scores become weights. Returns whether `factors` must scale what is mixed already. rows: of the sequence from this
+    // thread's first query on. Queries past its end must not raise the level, whatever their scores are.
     template <bool kFirst>
     __device__ __forceinline__ bool weigh(float scale, int rows, float (&factors)[2]) {
         float most[2];
@@ -136,7 +136,8 @@ struct Chain {
             mix(mixed, weights[step], right + step * 128, add || step > 0);
     }
 
-    // Divided by `by`, through this warp's rows of the work's queries, to its first row of `out`.
+    // What is mixed over `sums` of weights: by way of `stage`, this warp's rows of the work's queries, to up to `rows`
+    // rows from `out` on.
     __device__ __forceinline__ void write(const float (&sums)[2], uint32_t stage, __nv_bfloat16* out, int64_t stride,
                                           int rows) const {
         const int lane = threadIdx.x % 32;

@@ -13,7 +13,7 @@ import torch
 
 from rose.aot.manifest import KernelRecord, sha256_of, write_manifest
 from rose.attention import backends, fa4, flashinfer
-from rose.attention.backends import load_backends
+from rose.attention.backends import load_backends, write_empty_lists
 from rose.attention.base import AttentionSpec
 from rose.attention.work_list import Fa2List, Fa3List
 from rose.kernels.cuda.cubin import CHAINED_ATTENTION
@@ -151,6 +151,22 @@ def test_chained_does_not_serve_where_it_is_not_built(
     monkeypatch.setattr(backends, "_flat", lambda spec: {})
     monkeypatch.setattr(backends, "cuda_library", lambda *wanted: None)
     assert list(load_backends(spec_of("cuda"), [tmp_path], compile_missing=False)) == ["sdpa"]
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("head_dim", "tile_rows"), [(64, [64, 192, 128]), (128, [64, 128, 128]), (256, [64, 128]), (32, [])]
+)
+def test_the_lists_of_every_backend_are_compiled_ahead(
+    head_dim: int, tile_rows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of fa2, fa3 and chained, where they have such heads."""
+    written: list[Fa2List | Fa3List] = []
+    for kind in (Fa2List, Fa3List):
+        monkeypatch.setattr(kind, "write", lambda made, *_: written.append(made))
+    write_empty_lists(spec_of("cpu", head_dim))
+    assert [type(made) for made in written] == [Fa2List, Fa3List, Fa3List][: len(tile_rows)]
+    assert [made.tile_rows for made in written] == tile_rows
 
 
 @pytest.mark.usefixtures("hopper")
