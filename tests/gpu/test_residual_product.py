@@ -8,31 +8,29 @@ import pytest
 import torch
 from torch import Tensor
 
-from rose.kernels.cuda.cubin import RESIDUAL_PRODUCT
-from rose.kernels.cuda.library import cuda_library
-from rose.kernels.cuda.residual_product import FEATURES, TOKEN_TILES, ResidualProduct
+from rose.aot.products import OWN_PRODUCTS, ProductKernel
+from rose.kernels.cuda.residual_product import FEATURES
 from rose.kernels.early import Early, launching
+from rose.kernels.fused import FusedGemm, load
 
 pytestmark = pytest.mark.gpu
 
 BF16 = torch.bfloat16
 PADDING = 300  # rows past M that must stay as they are: more than a tile has
-KERNELS = [(tokens, paired) for tokens in TOKEN_TILES for paired in (False, True)]
 
 
-def kernel_of(tokens: int, paired: bool) -> ResidualProduct:
-    library = cuda_library(RESIDUAL_PRODUCT)
-    if library is None:
+def loaded(kernel: ProductKernel) -> FusedGemm:
+    gemm = load(kernel)
+    if gemm is None:
         pytest.skip("no Hopper GPU, or python -m rose.kernels.cuda.build has not been run")
-    processors = torch.cuda.get_device_properties().multi_processor_count
-    return ResidualProduct(library, tokens, paired=paired, processors=processors)
+    return gemm
 
 
 def random(*shape: int, std: float = 1.0) -> Tensor:
     return torch.empty(shape, dtype=BF16, device="cuda").normal_(std=std)
 
 
-def run(kernel: ResidualProduct, factors: Sequence[Tensor], start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def run(kernel: FusedGemm, factors: Sequence[Tensor], start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The new residual, hidden and partial sums; checks that nothing behind them was written."""
     x, weight, columns = factors
     m, n = start.shape
@@ -54,13 +52,10 @@ def run(kernel: ResidualProduct, factors: Sequence[Tensor], start: Tensor) -> tu
         (9000, 512, 320),
     ],
 )
-@pytest.mark.parametrize(("tokens", "paired"), KERNELS)
-def test_a_product_against_fp64_twice(tokens: int, paired: bool, m: int, n: int, k: int) -> None:
-    kernel, factors, start = (
-        kernel_of(tokens, paired),
-        (random(m, k), random(n, k, std=0.02), random(n)),
-        random(m, n),
-    )
+@pytest.mark.parametrize("product", OWN_PRODUCTS, ids=lambda product: product.name)
+def test_a_product_against_fp64_twice(product: ProductKernel, m: int, n: int, k: int) -> None:
+    kernel, start = loaded(product), random(m, n)
+    factors = (random(m, k), random(n, k, std=0.02), random(n))
     x, weight, columns = factors
     total = start.double() + x.double() @ weight.double().T
     results = run(kernel, factors, start)
@@ -74,10 +69,10 @@ def test_a_product_against_fp64_twice(tokens: int, paired: bool, m: int, n: int,
         assert all(torch.equal(*pair) for pair in zip(again, results, strict=True))
 
 
-@pytest.mark.parametrize(("tokens", "paired"), KERNELS)
-def test_launches_behind_each_other_in_a_graph(tokens: int, paired: bool) -> None:
+@pytest.mark.parametrize("product", OWN_PRODUCTS, ids=lambda product: product.name)
+def test_launches_behind_each_other_in_a_graph(product: ProductKernel) -> None:
     """Six, early, of which each takes what the one before made."""
-    kernel, start, x = kernel_of(tokens, paired), random(2000, 1024), random(2000, 1024)
+    kernel, start, x = loaded(product), random(2000, 1024), random(2000, 1024)
     weight, columns = random(1024, 1024, std=0.02), random(1024)
     residual, rows = torch.empty_like(start), [x.clone(), random(2000, 1024)]
     sums = torch.empty(2000 * 1024 // FEATURES, device="cuda")

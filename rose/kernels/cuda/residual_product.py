@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,15 +17,15 @@ if TYPE_CHECKING:
 
     from rose.kernels.cuda.library import CudaLibrary
 
-# Rows of x and of the weight in a tile; threads of a block.
-TOKEN_TILES, FEATURES, _THREADS = (96, 128, 160, 192, 256), 128, 384
+# Rows of the weight in a tile; threads of a block.
+FEATURES, _THREADS = 128, 384
 
 
 class ResidualProduct:
     """A kernel of residual_product.cu, compiled into `library`.
 
-    tokens: rows of x in a tile, of TOKEN_TILES. paired: blocks go in pairs, whose tiles have the same rows of
-    x and fetch these together. processors: of the GPU, on each of which one block runs.
+    tokens: rows of x in a tile, as in rose.aot.products.OWN_PRODUCTS. paired: blocks go in pairs, whose tiles
+    have the same rows of x and fetch these together. processors: of the GPU, on each of which a block runs.
     """
 
     def __init__(self, library: CudaLibrary, tokens: int, *, paired: bool, processors: int) -> None:
@@ -42,19 +43,19 @@ class ResidualProduct:
         late = [together] if paired else []
         self._attributes = {False: late, True: [early, *late]}
 
-    def residual(
-        self, x: Tensor, weight: Tensor, residual: Tensor, columns: Tensor, out: Tensor, sums: Tensor
-    ) -> Tensor:
-        """Enqueue what `rose.kernels.fused.FusedGemm.residual` does, on torch's current stream.
+    def __call__(
+        self, x: Tensor, weight: Tensor, hidden: Tensor, residual: Tensor, operands: Sequence[Any], *_: object
+    ) -> None:
+        """`launch` on torch's current stream, with the arguments of rose.kernels.fused.FusedGemm's kernels.
+
+        operands: columns, the residual once more, partial sums.
 
         Raises:
-            ValueError: as `launch`.
-            CudaError: the driver refused it.
+            ValueError, CudaError: as `launch`.
         """
-        parts = len(weight) // FEATURES
-        partial = sums[: len(x) * parts].view(len(x), parts)
-        self.launch((x, weight, columns), (residual, out, partial), torch.cuda.current_stream().cuda_stream)
-        return partial
+        columns, _, partial = operands[:3]
+        stream = torch.cuda.current_stream().cuda_stream
+        self.launch((x, weight, columns), (residual, hidden, partial), stream)
 
     def launch(
         self, factors: tuple[Tensor, Tensor, Tensor], results: tuple[Tensor, Tensor, Tensor], stream: int

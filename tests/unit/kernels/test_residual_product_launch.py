@@ -10,11 +10,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rose.aot.products import OWN_PRODUCTS, ProductKernel
 from rose.kernels.cuda import residual_product
 from rose.kernels.cuda.cubin import RESIDUAL_PRODUCT
 from rose.kernels.cuda.library import CudaLibrary
-from rose.kernels.cuda.residual_product import FEATURES, TOKEN_TILES, ResidualProduct
+from rose.kernels.cuda.residual_product import FEATURES, ResidualProduct
 from rose.kernels.early import Early, launching
+from rose.kernels.fused import FusedGemm
 from tests.unit.kernels.fake_driver import FakeDriver
 
 # Of the kernel's parameters behind its four tensor maps.
@@ -37,9 +39,11 @@ def _stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=77))
 
 
-def _kernel(driver: FakeDriver, tokens: int = 160, *, paired: bool = False) -> ResidualProduct:
-    library = CudaLibrary(Path("some.cubin"), 0, driver)
-    return ResidualProduct(library, tokens, paired=paired, processors=133)
+def _kernel(driver: FakeDriver, tokens: int = 160, *, paired: bool = False) -> FusedGemm:
+    product = ResidualProduct(
+        CudaLibrary(Path("some.cubin"), 0, driver), tokens, paired=paired, processors=133
+    )
+    return FusedGemm(ProductKernel.parse(f"cuda-residual-{tokens}x128-1x{1 + paired}"), product, 133)
 
 
 def _tensors(m: int, n: int, k: int) -> list[torch.Tensor]:
@@ -98,7 +102,9 @@ def test_the_source_has_these_sizes_and_kernels() -> None:
     text = " ".join(RESIDUAL_PRODUCT.path.read_text("utf-8").replace("\\\n", " ").split())
     assert f"kFeatures = 2 * kTileRows; constexpr int kProductThreads = kComputing + {_fetching()}," in text
     assert FEATURES == 2 * 64
-    assert [int(tokens) for tokens in re.findall(r"\bKERNELS\((\d+)\)", text)] == [*TOKEN_TILES]
+    tokens = [int(tokens) for tokens in re.findall(r"\bKERNELS\((\d+)\)", text)]
+    built = [(kernel.tile_m, kernel.tile_n, kernel.cluster_n) for kernel in OWN_PRODUCTS]
+    assert built == [(rows, FEATURES, together) for rows in tokens for together in (1, 2)]
     kinds = set(re.findall(r"KERNEL\((\w+)##tokens, tokens, (\w+)\)", text))
     assert kinds == {("residual_", "false"), ("residual_paired_", "true")}
     names = ("weight", "x", "residual", "hidden")
