@@ -44,7 +44,7 @@ _BUFFER_BYTES = 1 << 18
 
 @runtime_checkable
 class NearingEngine(Protocol):
-    """An engine that tells when the loop slept and a step's end is near, in seconds until then."""
+    """An engine that tells when a step's end is near, in seconds until then."""
 
     on_near: Callable[[float], None] | None
 

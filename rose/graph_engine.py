@@ -43,7 +43,7 @@ _REHEARSAL_S = 0.0001  # what is left to a step's own, after others'
 class GraphEngine:
     """See `rose.batch.Engine`. A step beyond `max_in_flight` is refused with a StepError.
 
-    on_near: called, where the loop slept through a step, with the seconds until its end; never raises.
+    on_near: called shortly before a step's end, if there is time, with the seconds until then; never raises.
     """
 
     def __init__(
@@ -376,7 +376,7 @@ class _Step:
         return self._engine._times.due_s(self.ticket)
 
     def near(self, left_s: float) -> None:
-        """The loop, which slept, would only poll now. The batch is alive anyway until the step is done."""
+        """The loop would only poll now. The batch is alive anyway until the step is done."""
         if self._engine.on_near is not None:
             self._engine.on_near(left_s - _REHEARSAL_S)
         self._engine.rehearse(self.batch)

@@ -1,8 +1,8 @@
 """Our own ragged attention for Hopper, which goes from work to work without a pause.
 
 See chained_attention.cu. Of heads of 64 and 128. Its list of work is that of FlashInfer's fa3, with tiles of
-128 query rows. As with fa4, key and value rows past the end of a sequence may be fetched with weight zero:
-keep them finite.
+128 query rows and, unless causal, with halves. As with fa4, key and value rows past the end of a sequence
+may be fetched with weight zero: keep them finite.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def list_for(spec: AttentionSpec, num_tokens: int, num_seqs: int) -> Fa3List:
     width = 1 + pairs(spec)
     blocks = torch.cuda.get_device_properties(spec.device).multi_processor_count // width
     listed = replace(spec, num_heads=spec.num_heads // width)
-    return Fa3List.of(listed, TILE_ROWS, num_tokens, num_seqs, blocks)
+    return replace(Fa3List.of(listed, TILE_ROWS, num_tokens, num_seqs, blocks), halves=not spec.causal)
 
 
 class ChainedAttention:

@@ -35,6 +35,9 @@ class Fa3List:
     """A list for each of `blocks` thread blocks, which take its works one after another: of fa3 and chained.
 
     tiles: of query rows at most; each is a work for every head. causal: tiles differ in what they see.
+    halves: works left behind the last whole turn are split in two where at most half of the blocks would get
+    one, and all sequences are longer than a tile. Of a half the number of its tile is ~n for the n-th tile
+    of half as many rows; it comes last in its block's list, and may lie past its sequence's end.
     """
 
     tile_rows: int
@@ -42,6 +45,7 @@ class Fa3List:
     heads: int
     blocks: int
     causal: bool
+    halves: bool = False
 
     @classmethod
     def of(cls, spec: AttentionSpec, tile_rows: int, num_tokens: int, num_seqs: int, blocks: int) -> Fa3List:
@@ -51,8 +55,8 @@ class Fa3List:
 
     @property
     def capacity(self) -> int:
-        """Works at most."""
-        return self.tiles * self.heads
+        """Works at most, of which up to half as many as there are blocks may be split."""
+        return self.tiles * self.heads + self.halves * (self.blocks // 2)
 
     @property
     def nbytes(self) -> int:

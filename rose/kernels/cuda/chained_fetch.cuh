@@ -10,7 +10,8 @@ constexpr int kQueries = 128, kMine = kQueries / 2, kKeys = 128;  // of a work, 
 constexpr int kHalfBytes = kQueries * kChunk * 2;                 // 64 dimensions of a tile
 
 // What the blocks do: `capacity` numbers each of tiles of queries, of first rows and lengths of their sequences, of
-// heads and of sequences; then where each block's works begin, and the last's end. See rose/attention/work_list.py.
+// heads and of sequences; then where each block's works begin, and the last's end. A block's last may be half a work:
+// ~tile is then a tile of kMine queries. See rose/attention/work_list.py.
 struct Works {
     const int* list;
     int capacity;
@@ -23,6 +24,11 @@ struct Work {
     template <bool kCausal>
     __device__ __forceinline__ int key_tiles() const {
         return kCausal ? tile + 1 : (length + kKeys - 1) / kKeys;
+    }
+    // Never of a causal kernel.
+    template <bool kCausal>
+    __device__ __forceinline__ bool is_half() const {
+        return !kCausal && tile < 0;
     }
 };
 
@@ -81,26 +87,32 @@ __device__ __forceinline__ void fetch_tile(Ring& ring, const CUtensorMap* map, i
     ring.next();
 }
 
-// In the order in which they are used: queries and keys of a tile, then the values of the tile before.
+// In the order in which they are used: queries and keys of a tile, then the values of the tile before. Of half a work
+// two tiles at a time, one for each warpgroup.
 template <int kDim, bool kCausal, bool kPaired>
 __device__ __forceinline__ void fetch_all(const AttentionMemory<kDim>& shared, const HeadMaps& maps, const Works& works,
                                           int group, int begin, int end) {
     Ring queries = shared.queries(), keys = shared.keys();
-    int value_head = -1, value_row = 0;
+    const auto fetch_tiles = [&](const CUtensorMap* map, int head, int row, int tiles) {
+#pragma unroll 1
+        for (int tile = 0; tile < tiles; ++tile) fetch_tile<kDim, kPaired>(keys, map, head, row + tile * kKeys);
+    };
+    int value_head = 0, value_row = 0, value_tiles = 0;
 #pragma unroll 1
     for (int index = begin; index < end; ++index) {
         const Work work = read_work<kPaired>(works, index);
-        const int head = work.head / group;
-        fetch_queries<kDim>(queries, maps.q, work.head, work.first + work.tile * kQueries);
+        const bool half = work.is_half<kCausal>();
+        const int head = work.head / group, tiles = work.key_tiles<kCausal>(), together = half ? 2 : 1;
+        fetch_queries<kDim>(queries, maps.q, work.head, work.first + (half ? ~work.tile * kMine : work.tile * kQueries));
 #pragma unroll 1
-        for (int tile = 0; tile < work.key_tiles<kCausal>(); ++tile) {
-            const int row = work.first + tile * kKeys;
-            fetch_tile<kDim, kPaired>(keys, maps.k, head, row);
-            if (value_head >= 0) fetch_tile<kDim, kPaired>(keys, maps.v, value_head, value_row);
-            value_head = head, value_row = row;
+        for (int tile = 0; tile < tiles; tile += together) {
+            const int row = work.first + tile * kKeys, here = min(together, tiles - tile);
+            fetch_tiles(maps.k, head, row, here);
+            fetch_tiles(maps.v, value_head, value_row, value_tiles);
+            value_head = head, value_row = row, value_tiles = here;
         }
     }
-    if (value_head >= 0) fetch_tile<kDim, kPaired>(keys, maps.v, value_head, value_row);
+    fetch_tiles(maps.v, value_head, value_row, value_tiles);
 }
 
 }  // namespace

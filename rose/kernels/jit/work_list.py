@@ -87,11 +87,39 @@ def _order(
 
 
 @device_function
-def _begin(block, works, BLOCKS: tl.constexpr):
-    """Where the list of a block begins, if works are dealt out to and fro."""
-    turns, rest = works // BLOCKS, works % BLOCKS
+def _begin(block, turns, rest, BLOCKS: tl.constexpr):
+    """Where the list of a block begins, if in the last turn `rest` places are dealt out, all to and fro."""
     extra = tl.where(turns % 2 == 0, tl.minimum(block, rest), tl.maximum(block - (BLOCKS - rest), 0))
     return block * turns + extra
+
+
+@device_function
+def _shortest(cu_seqlens_ptr, num_seqs, SEQUENCES: tl.constexpr):
+    """The least length of a sequence that is not empty; without one, more than any."""
+    least = 0x7FFFFFFF
+    for start in range(0, num_seqs, SEQUENCES):
+        _, lengths = _lengths(cu_seqlens_ptr, num_seqs, start, SEQUENCES)
+        least = tl.minimum(least, tl.min(tl.where(lengths > 0, lengths, 0x7FFFFFFF), 0))
+    return least
+
+
+@device_function
+def _store_works(list_ptr, capacity, at, tile, start, length, head, sequence, mask):
+    """Works at their places. tile: of each work or of its row; start, length, sequence: of its row."""
+    zero = at * 0
+    to = list_ptr + at
+    tl.store(to, tile + zero, mask=mask)
+    tl.store(to + capacity, start[:, None] + zero, mask=mask)
+    tl.store(to + 2 * capacity, length[:, None] + zero, mask=mask)
+    tl.store(to + 3 * capacity, head + zero, mask=mask)
+    tl.store(to + 4 * capacity, sequence[:, None] + zero, mask=mask)
+
+
+@device_function
+def _dealt(turn, place, turns, rest, BLOCKS: tl.constexpr):
+    """Where in the list the work is that is dealt out at that place of a turn."""
+    block = tl.where(turn % 2 == 0, place, BLOCKS - 1 - place)
+    return _begin(block, turns, rest, BLOCKS) + turn
 
 
 @kernel("cu_seqlens_ptr", "list_ptr", "num_seqs", "capacity")
@@ -106,6 +134,7 @@ def _fa3_list(
     BLOCKS: tl.constexpr,
     BLOCK_ENDS: tl.constexpr,
     CAUSAL: tl.constexpr,
+    HALVES: tl.constexpr,
     TILES: tl.constexpr,
     SEQUENCES: tl.constexpr,
     PDL: tl.constexpr,
@@ -124,18 +153,25 @@ def _fa3_list(
         tiles = _tiles_of(length, TILE_ROWS, 1)
         work = ((before - tile) * HEADS + tile)[:, None] + head * tiles[:, None]
     turn, place = work // BLOCKS, work % BLOCKS
-    block = tl.where(turn % 2 == 0, place, BLOCKS - 1 - place)
-    at = list_ptr + _begin(block, works, BLOCKS) + turn
+    turns, rest = works // BLOCKS, works % BLOCKS
     mask = real[:, None] & (head < HEADS)
-    zero = work * 0
-    tl.store(at, tile[:, None] + zero, mask=mask)
-    tl.store(at + capacity, start[:, None] + zero, mask=mask)
-    tl.store(at + 2 * capacity, length[:, None] + zero, mask=mask)
-    tl.store(at + 3 * capacity, head + zero, mask=mask)
-    tl.store(at + 4 * capacity, sequence[:, None] + zero, mask=mask)
+    tile = tile[:, None]
+    if HALVES:
+        # Two share the keys of each half: only where all have two tiles or more of them.
+        splits = (2 * rest <= BLOCKS) & (_shortest(cu_seqlens_ptr, num_seqs, SEQUENCES) > TILE_ROWS)
+        halved = splits & (turn == turns)
+        place = tl.where(halved, 2 * place, place)
+        rest = tl.where(splits, 2 * rest, rest)
+        second = _dealt(turn, place + 1, turns, rest, BLOCKS)
+        there = mask & halved
+        _store_works(list_ptr, capacity, second, -2 * tile - 2, start, length, head, sequence, there)
+        tile = tl.where(halved, -2 * tile - 1, tile)
+    at = _dealt(turn, place, turns, rest, BLOCKS)
+    _store_works(list_ptr, capacity, at, tile, start, length, head, sequence, mask)
     if tl.program_id(0) == 0:
         blocks = tl.arange(0, BLOCK_ENDS)
-        tl.store(list_ptr + 5 * capacity + blocks, _begin(blocks, works, BLOCKS), mask=blocks <= BLOCKS)
+        begins = _begin(blocks, turns, rest, BLOCKS)
+        tl.store(list_ptr + 5 * capacity + blocks, begins, mask=blocks <= BLOCKS)
 
 
 @kernel("cu_seqlens_ptr", "list_ptr", "valid_ptr", "num_seqs", "capacity", "tile_rows")
@@ -189,6 +225,7 @@ def write_fa3_list(cu_seqlens: Tensor, plan: Fa3List, workspace: Tensor) -> None
         BLOCKS=plan.blocks,
         BLOCK_ENDS=block_of(plan.blocks + 1),
         CAUSAL=plan.causal,
+        HALVES=plan.halves,
         TILES=_TILES,
         SEQUENCES=_SEQUENCES,
         num_warps=4,

@@ -180,7 +180,7 @@ class ScriptedKernels:
     ("spec", "made"),
     [
         # Two heads with the same keys go to a pair of blocks.
-        (SPEC, Fa3List(tile_rows=128, tiles=5, heads=8, blocks=66, causal=False)),
+        (SPEC, Fa3List(tile_rows=128, tiles=5, heads=8, blocks=66, causal=False, halves=True)),
         (CAUSAL, Fa3List(tile_rows=128, tiles=5, heads=4, blocks=132, causal=True)),
     ],
 )

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from cuda_utils import completion
 from cuda_utils.completion import (
     FAR_S,
+    IDLE_TURN_S,
     LATE_S,
     NAP_S,
+    NEAR_S,
     SOON_S,
     SPIN_S,
     WAKE_EARLY_S,
@@ -222,24 +224,35 @@ async def test_a_nearer_step_awaited_later_does_not_wait_for_the_timer_of_a_dist
     assert (outlook.asked, outlook.told) == (1, 0)
 
 
-@pytest.mark.parametrize("behind_s", [0.0, 0.005])
-def test_a_step_that_was_slept_for_is_told_twice_that_its_end_is_near(behind_s: float) -> None:
+@pytest.mark.parametrize(
+    ("due_s", "expected_s"),
+    [
+        (3 * FAR_S, [WAKE_EARLY_S, SOON_S]),
+        (FAR_S - TURN_S, [NEAR_S, SOON_S]),
+        (2 * NEAR_S, [NEAR_S, SOON_S]),
+        (NEAR_S - TURN_S, [SOON_S]),
+        (SOON_S - TURN_S, []),
+    ],
+    ids=["slept for", "polled for", "shorter", "short", "too short"],
+)
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_step_is_told_that_its_end_is_near(due_s: float, expected_s: list[float], behind: bool) -> None:
     """Alone, and behind one that was awaited with it."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         poller = Poller(loop.time)
-        first, second = (PassesAt(loop.time, due_s=due_s) for due_s in (0.008, 0.008 + behind_s))
-        await asyncio.gather(poller.wait(first), poller.wait(second) if behind_s else asyncio.sleep(0))
-        for pending in (first, second) if behind_s else (first,):
+        first, second = (PassesAt(loop.time, due_s=times * due_s) for times in (1, 2))
+        await asyncio.gather(poller.wait(first), poller.wait(second) if behind else asyncio.sleep(0))
+        for pending in (first, second) if behind else (first,):
             before_s = [(pending.due_s or 0.0) - told_s for told_s in pending.told_s]
-            assert before_s == pytest.approx([WAKE_EARLY_S, SOON_S], abs=2 * TURN_S)
+            assert before_s == pytest.approx(expected_s, abs=2 * TURN_S)
 
     run_virtual(main())
 
 
-@pytest.mark.parametrize("due_s", [None, FAR_S - TURN_S, 0.0, -1.0], ids=["unknown", "short", "now", "past"])
-def test_a_step_that_was_not_slept_for_is_not_told(due_s: float | None) -> None:
+@pytest.mark.parametrize("due_s", [None, 0.0, -1.0], ids=["unknown", "now", "past"])
+def test_a_step_whose_end_is_unknown_or_past_is_not_told(due_s: float | None) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         pending = PassesAt(loop.time, 0.01, due_s=due_s)
@@ -249,14 +262,32 @@ def test_a_step_that_was_not_slept_for_is_not_told(due_s: float | None) -> None:
     run_virtual(main())
 
 
+@pytest.mark.parametrize("due_s", [2 * NEAR_S, 3 * FAR_S], ids=["polled for", "slept for"])
+def test_a_loop_with_other_work_is_not_told(due_s: float) -> None:
+    async def work(loop: asyncio.AbstractEventLoop) -> None:
+        while True:
+            await asyncio.sleep(0)
+            loop._jumping.now_s += IDLE_TURN_S  # type: ignore[attr-defined]
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        working = asyncio.ensure_future(work(loop))
+        pending = PassesAt(loop.time, due_s=due_s)
+        await Poller(loop.time).wait(pending)
+        working.cancel()
+        assert pending.told_s == []
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize(("left_s", "times"), [(SOON_S - TURN_S, 1), (LATE_S / 2, 0), (-0.001, 0)])
 def test_a_loop_that_wakes_late_tells_it_at_most_once(left_s: float, times: int) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        pending = PassesAt(loop.time, 0.02, due_s=0.01)
+        pending = PassesAt(loop.time, 0.04, due_s=0.02)
         waiting = asyncio.ensure_future(Poller(loop.time).wait(pending))
         await asyncio.sleep(0)
-        loop._jumping.now_s = 0.01 - left_s  # type: ignore[attr-defined]  # other work of the loop's
+        loop._jumping.now_s = 0.02 - left_s  # type: ignore[attr-defined]  # other work of the loop's
         await waiting
         assert len(pending.told_s) == times
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import pytest
@@ -53,6 +54,7 @@ def fa3_works(plan: Fa3List, workspace: torch.Tensor) -> list[list[tuple[int, ..
     begins = numbers(workspace, begin, plan.blocks + 1)
     assert begins[0] == 0
     assert begins == sorted(begins)
+    assert begins[-1] <= plan.capacity
     columns = [numbers(workspace, at, begins[-1]) for at in (sequence, head, tile, start, length)]
     works = list(zip(*columns, strict=True))
     return [works[first:last] for first, last in pairwise(begins)]
@@ -116,6 +118,59 @@ def test_works_of_full_attention_come_head_by_head(device: str) -> None:
 @settings(max_examples=10, deadline=None)
 def test_fa3_of_any_lengths(lengths: list[int], causal: bool) -> None:
     check_fa3(lengths, causal, "cuda" if torch.cuda.is_available() else "cpu")
+
+
+def check_halves(lengths: list[int], heads: int, device: str, padding: int = 0) -> bool:
+    """The list with halves is that without, but for a last turn that at most half of the blocks have.
+
+    Returns whether works are split.
+    """
+    num_tokens = max(sum(lengths) + padding, 1)
+    plan = Fa3List.of(spec_of((heads, heads, 64)), 128, num_tokens, len(lengths), BLOCKS)
+    split = replace(plan, halves=True)
+    without, blocks = (fa3_works(made, written(made, lengths, device)) for made in (plan, split))
+    turns, rest = divmod(sum(map(len, without)), BLOCKS)
+    if not 0 < 2 * rest <= BLOCKS or any(0 < length <= 128 for length in lengths):
+        assert blocks == without
+        return False
+    order = slice(None, None, -1 if turns % 2 else 1)
+    halves = [
+        (sequence, head, ~(2 * tile + half), *rows)
+        for ((sequence, head, tile, *rows),) in (block[turns:] for block in without[order][:rest])
+        for half in (0, 1)
+    ]
+    assert [block[:turns] for block in blocks] == [block[:turns] for block in without]
+    last = [[half] for half in halves] + [[]] * (BLOCKS - 2 * rest)
+    assert [block[turns:] for block in blocks[order]] == last
+    return True
+
+
+@pytest.mark.parametrize(
+    ("lengths", "heads", "split"),
+    [
+        # Of 3 works each of 6 blocks gets half of one, the last of which has no rows.
+        ([300], 1, True),
+        ([0, 0, 300, 0], 1, True),
+        ([300], 2, False),
+        ([400], 1, False),
+        ([512] * 5, 1, True),
+        ([512] * 5, 2, False),
+        ([512, 400, 300] * 5, 1, True),
+        ([129] * 70, 4, True),
+        ([129] * 69 + [128], 5, False),
+        ([0], 3, False),
+    ],
+)
+def test_works_left_for_half_of_the_blocks_are_split(
+    lengths: list[int], heads: int, split: bool, device: str
+) -> None:
+    assert check_halves([*lengths, 0], heads, device, padding=77) is split
+
+
+@given(lengths=st.lists(st.just(0) | st.integers(127, 700), min_size=1, max_size=12), heads=st.integers(1, 5))
+@settings(max_examples=30, deadline=None)
+def test_halves_of_any_lengths(lengths: list[int], heads: int) -> None:
+    check_halves(lengths, heads, "cuda" if torch.cuda.is_available() else "cpu")
 
 
 def check_fa2(lengths: list[int], heads: tuple[int, int, int], device: str, padding: int = 0) -> None:
