@@ -40,7 +40,7 @@ ROW_EPS = 1e-6
 TILE_K = 64
 
 _NAME = re.compile(r"gemm-([a-z0-9-]+)-(\d+)x(\d+)(?:x(\d+))?-(pingpong|cooperative)-(\d)x(\d)(-early)?")
-_OWN_NAME = re.compile(r"cuda-(residual)-(96|128|160|192|256)x(128)-(1)x([12])")
+_OWN_NAME = re.compile(r"cuda-(residual)-(128|160|192)x(128)-(1)x([12])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class ProductKernel:
         own = _OWN_NAME.fullmatch(name)
         if own is not None:
             tile_m, tile_n, cluster_m, cluster_n = (int(own[group]) for group in (2, 3, 4, 5))
-            return cls("residual", tile_m, tile_n, False, cluster_m, cluster_n, own=True)
+            return cls("residual", tile_m, tile_n, True, cluster_m, cluster_n, own=True)
         match = _NAME.fullmatch(name)
         if match is None or match[1] not in EPILOGUES:
             raise ValueError(f"{name!r} names no product with an epilogue")
@@ -102,7 +102,7 @@ class ProductKernel:
 # Those of residual_product.cu: tiles of so many rows of x, alone or two that share them.
 OWN_PRODUCTS = tuple(
     ProductKernel.parse(f"cuda-residual-{tokens}x128-1x{together}")
-    for tokens in (96, 128, 160, 192, 256)
+    for tokens in (128, 160, 192)
     for together in (1, 2)
 )
 

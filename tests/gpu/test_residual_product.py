@@ -43,12 +43,13 @@ def run(kernel: FusedGemm, factors: Sequence[Tensor], start: Tensor) -> tuple[Te
     return residual[:m], hidden[:m], partial
 
 
-# The last two: weights of more and of fewer chunks than there are slots for, and more tiles than blocks.
+# Blocks of one tile, and of odd and even numbers of them. The last two: tiles of fewer chunks than there are
+# slots, which then hold several tiles, and of about as many.
 @pytest.mark.parametrize(
     ("m", "n", "k"),
     [
-        *((m, 1024, k) for m in (1, 15, 160, 161, 2559, 2560, 4096, 12800) for k in (2048, 3072)),
-        (333, 2560, 64),
+        *((m, 1024, k) for m in (1, 15, 160, 161, 2559, 4096, 12799, 12800, 21197) for k in (2048, 3072)),
+        (21197, 1024, 64),
         (9000, 512, 320),
     ],
 )

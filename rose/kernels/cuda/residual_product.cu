@@ -1,12 +1,13 @@
 // A product that ends in the residual stream, on Hopper: residual += x weight^T, hidden = factors * residual, and each
 // row's sums of squares, so that RMSNorm's division can be left to the next product. bf16 in and out, fp32 between.
 //
-// A tile is 128 rows of the weight, 64 for each of two warpgroups, and kTokens rows of x. Up to as many tiles as there
-// are multiprocessors run at once, and nothing hides a tile's end, so it is short: the residual is fetched behind the
-// last chunk of x and read while the last products run, what is made of it goes out through the copy engine, and a warp
-// of its own sees to that while the others are at the next tile.
+// A tile is 128 rows of the weight and kTokens rows of x. The two warpgroups of a block have its tiles in turn, as in
+// CUTLASS's KernelTmaWarpSpecializedPingpong: while one multiplies, the other adds the residual to its sums and writes
+// what is made of them. So the tensor cores wait for the end of a block's last tile only.
 //
-// Chunks of x, the residual and hidden have slots of one ring: half of a tile of the latter is as large as a chunk.
+// One thread fetches operands, tile after tile, into rings that both warpgroups read. A warp of its own fetches the
+// residual and stores the results, by way of one area that has room for a tile: a tile's end is much shorter than the
+// products of the next, so more slots are worth more than a second area.
 
 #include "stack_ring.cuh"
 
@@ -14,7 +15,7 @@ namespace {
 
 constexpr int kFeatures = 2 * kTileRows;
 constexpr int kProductThreads = kComputing + 128, kComputingRegisters = 232, kOtherRegisters = 40;
-constexpr int kOwnSlots = 4;  // behind a tile's chunks: both warpgroups' residual, then their hidden
+constexpr int kReaders = kWarps / 2;  // of a slot: the warps of the warpgroup that has the tile
 
 struct Maps {
     const CUtensorMap *weight, *x, *residual, *hidden;
@@ -34,27 +35,33 @@ struct Sizes {
     }
 };
 
-// Shared memory: barriers, sums of squares of each computing warp, the weight's slots, the rows'.
+// Shared memory: barriers, the weight's slots, the rows', a tile on its way in or out, sums of squares.
 template <int kTokens>
 struct ProductMemory {
     static constexpr int kWeightBytes = 2 * kTileBytes, kRowBytes = kTokens * kChunk * 2;
-    static constexpr int kSumBytes = kWarps * kTokens * 4;
-    static constexpr int kMost = (kSharedBytes - kHeaderBytes - kSumBytes) / (kWeightBytes + kRowBytes);
-    static constexpr int kSlots = kMost < 8 ? kMost : 8;
-    static_assert(kTokens % 32 == 0 && kSumBytes % 1024 == 0 && kRowBytes % 2048 == 0, "alignment");
-    static_assert(kSlots >= kOwnSlots, "slots");
+    static constexpr int kHalfBytes = kTokens * kTileRows * 2;  // of the area: 64 columns of a tile
+    static constexpr int kSumBytes = kReaders * kTokens * 4;
+    static constexpr int kSlots =
+        (kSharedBytes - kHeaderBytes - 2 * kHalfBytes - kSumBytes) / (kWeightBytes + kRowBytes);
+    static_assert(kTokens % 16 == 0 && kHalfBytes % 1024 == 0 && kRowBytes % 2048 == 0, "alignment");
+    static_assert((4 * kSlots + 5) * 8 <= kHeaderBytes, "barriers");
     uint32_t base;
 
-    __device__ uint32_t sums() const { return base + kHeaderBytes; }
-    __device__ Ring weights() const { return {base, base + kSlots * 8, sums() + kSumBytes, kWeightBytes, kSlots, 0, 0}; }
+    __device__ Ring weights() const {
+        return {base, base + kSlots * 8, base + kHeaderBytes, kWeightBytes, kSlots, 0, 0};
+    }
     __device__ Ring rows() const {
         const uint32_t at = base + 2 * kSlots * 8;
-        return {at, at + kSlots * 8, sums() + kSumBytes + kSlots * kWeightBytes, kRowBytes, kSlots, 0, 0};
+        return {at, at + kSlots * 8, base + kHeaderBytes + kSlots * kWeightBytes, kRowBytes, kSlots, 0, 0};
     }
-    // Told by all computing warps when a tile's residual, hidden and sums are in shared memory; by who reads these sums
-    // when it has.
-    __device__ uint32_t written() const { return base + 4 * kSlots * 8; }
-    __device__ uint32_t sums_read() const { return written() + 8; }
+    __device__ uint32_t area() const { return base + kHeaderBytes + kSlots * (kWeightBytes + kRowBytes); }
+    __device__ uint32_t sums() const { return area() + 2 * kHalfBytes; }
+    // Of a tile of that warpgroup: its residual has come; the new one and the sums have been read, so that hidden may take
+    // their place. Each warpgroup has its own: a wait that is two phases early would be over at once.
+    __device__ uint32_t has_come(int group) const { return base + (4 * kSlots + group) * 8; }
+    __device__ uint32_t is_read(int group) const { return base + (4 * kSlots + 2 + group) * 8; }
+    // Told by all warps of the tile's warpgroup, twice a tile: the new residual and the sums, then hidden are there.
+    __device__ uint32_t written() const { return base + (4 * kSlots + 4) * 8; }
 
     // By all threads. Of a pair of blocks, those that fetch rows wait for the warps of both, and tell both: no block's
     // warps may be done with a slot that the other's still have for its last use.
@@ -62,32 +69,17 @@ struct ProductMemory {
         if (threadIdx.x == 0) {
             const Ring weight_ring = weights(), row_ring = rows();
             for (int slot = 0; slot < kSlots; ++slot) {
-                start_barrier(weight_ring.full + slot * 8, 1), start_barrier(weight_ring.empty + slot * 8, kWarps);
+                start_barrier(weight_ring.full + slot * 8, 1), start_barrier(weight_ring.empty + slot * 8, kReaders);
                 start_barrier(row_ring.full + slot * 8, 1 << paired);
-                start_barrier(row_ring.empty + slot * 8, kWarps << paired);
+                start_barrier(row_ring.empty + slot * 8, kReaders << paired);
             }
-            start_barrier(written(), kWarps), start_barrier(sums_read(), 1);
+            for (int group = 0; group < 2; ++group) start_barrier(has_come(group), 1), start_barrier(is_read(group), 1);
+            start_barrier(written(), kReaders);
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         }
         __syncthreads();
     }
 };
-
-// As `release`, for all computing warps at once.
-__device__ __forceinline__ void release_for_all(uint32_t barrier, uint32_t rank) {
-    asm volatile(
-        "{\n.reg .b32 there;\n"
-        "mapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.shared::cluster.b64 _, [there], %2;\n}" ::"r"(barrier),
-        "r"(rank), "n"(kWarps)
-        : "memory");
-}
-
-__device__ __forceinline__ void store_tile(const CUtensorMap* map, int column, int row, uint32_t from) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map), "r"(column),
-                 "r"(row), "r"(from)
-                 : "memory");
-}
 
 // The first use of a map waits for it to come.
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
@@ -104,17 +96,14 @@ __device__ __forceinline__ void fetch_all(const ProductMemory<kTokens>& shared, 
         weights.next();
     };
     const int rank = kPaired ? cluster_rank() : 0;
-    const auto open_rows = [&](uint32_t bytes) {
-        const uint32_t barrier = rows.open(bytes);
-        if (kPaired) release(barrier, rank ^ 1);
-        return barrier;
-    };
     const auto fetch_rows = [&](int column, int row) {
-        const uint32_t barrier = open_rows(rows.bytes), to = rows.here() + rank * (rows.bytes / 2);
-        if (kPaired)
+        const uint32_t barrier = rows.open(rows.bytes), to = rows.here() + rank * (rows.bytes / 2);
+        if (kPaired) {
+            release(barrier, rank ^ 1);
             fetch_for_both(to, maps.x, column, row + rank * (kTokens / 2), barrier);
-        else
+        } else {
             fetch(to, maps.x, column, row, barrier, kReadOften);
+        }
         rows.next();
     };
     const int ahead = sizes.chunks < weights.count ? sizes.chunks : weights.count, tiles = sizes.tiles<kTokens>();
@@ -132,47 +121,56 @@ __device__ __forceinline__ void fetch_all(const ProductMemory<kTokens>& shared, 
             if (chunk >= asked) fetch_weight(chunk * kChunk, feature);
             fetch_rows(chunk * kChunk, row);
         }
-#pragma unroll 1
-        for (int part = 0; part < kOwnSlots; ++part, rows.next()) {  // nothing comes to where hidden will be written
-            const uint32_t barrier = open_rows(part < 2 ? rows.bytes : 0);
-            if (part < 2) fetch(rows.here(), maps.residual, feature + part * kTileRows, row, barrier, kReadOften);
-        }
     }
 }
 
-// By one warp: what the others wrote to shared memory, and the sums of theirs.
-template <int kTokens, bool kPaired>
-__device__ __forceinline__ void store_all(const ProductMemory<kTokens>& shared, const Maps& maps, const Sizes& sizes,
-                                          float* partial) {
+// By one thread: what is in the area, to a tile of `map`. Returns when it has been read.
+template <int kTokens>
+__device__ __forceinline__ void store_tile(const ProductMemory<kTokens>& shared, const CUtensorMap* map, int column,
+                                           int row) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+        asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
+                     "r"(column + half * kTileRows), "r"(row), "r"(shared.area() + half * shared.kHalfBytes)
+                     : "memory");
+    asm volatile("cp.async.bulk.commit_group;\n\tcp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+// By one warp: each tile's residual into the area, and out of it what the tile's warpgroup makes of it.
+template <int kTokens>
+__device__ __forceinline__ void exchange_all(const ProductMemory<kTokens>& shared, const Maps& maps, const Sizes& sizes,
+                                             float* partial) {
     const int lane = threadIdx.x % 32, tiles = sizes.tiles<kTokens>();
-    Ring rows = shared.rows();
-    uint32_t parity = 0;
-    if (lane == 0) prefetch_map(maps.residual), prefetch_map(maps.hidden);
+    const bool leads = lane == 0;
+    if (leads) prefetch_map(maps.residual), prefetch_map(maps.hidden);
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    int group = 0;
 #pragma unroll 1
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, parity ^= 1, rows.skip(kOwnSlots)) {
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, group ^= 1) {
         const int row = sizes.first_token<kTokens>(tile), feature = sizes.first_feature(tile);
-        rows.skip(sizes.chunks);
-        wait_for(shared.written(), parity);
-        Ring mine = rows;
-#pragma unroll 1
-        for (int part = 0; part < kOwnSlots && lane == 0; ++part, mine.next())
-            store_tile(part < 2 ? maps.residual : maps.hidden, feature + part % 2 * kTileRows, row, mine.here());
-        asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+        if (leads) {
+            expect_bytes(shared.has_come(group), 2 * shared.kHalfBytes);
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                fetch(shared.area() + half * shared.kHalfBytes, maps.residual, feature + half * kTileRows, row,
+                      shared.has_come(group), kReadOften);
+        }
+        wait_for(shared.written(), 0);
 #pragma unroll 1
         for (int token = lane; token < kTokens; token += 32) {
             float total = 0;
 #pragma unroll
-            for (int warp = 0; warp < kWarps; ++warp) total += load_shared(shared.sums() + (warp * kTokens + token) * 4);
+            for (int warp = 0; warp < kReaders; ++warp)
+                total += load_shared(shared.sums() + (warp * kTokens + token) * 4);
             const int64_t at = row + token;
             if (at < sizes.num_tokens) partial[at * sizes.features + tile % sizes.features] = total;
         }
+        if (leads) store_tile(shared, maps.residual, feature, row);
         __syncwarp();
-        if (lane == 0) arrive(shared.sums_read());
-        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+        if (leads) arrive(shared.is_read(group));
+        wait_for(shared.written(), 1);
+        if (leads) store_tile(shared, maps.hidden, feature, row);
         __syncwarp();
-        mine = rows;
-        mine.skip(lane % kOwnSlots);
-        if (lane < kOwnSlots << kPaired) release_for_all(mine.is_empty(), lane / kOwnSlots);
     }
 }
 
@@ -190,20 +188,22 @@ struct Chunk {
     }
 };
 
-// sums [64, kTokens] = the warpgroup's rows of the weight @ rows^T. Returns the last chunk, whose products may still run.
+// sums [2][64, kTokens] = both halves of the weight's rows @ rows^T. Returns the last chunk, whose products may still run.
 template <int kTokens, bool kPaired>
-__device__ __forceinline__ Chunk multiply_all(Ring& weights, Ring& rows, int chunks, float (&sums)[kTokens / 2]) {
-    const uint32_t mine = warpgroup() * kTileBytes;
+__device__ __forceinline__ Chunk multiply_all(Ring& weights, Ring& rows, int chunks, float (&sums)[2][kTokens / 2]) {
     Chunk before;
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
-        const uint64_t weight = descriptor(weights.here() + mine), row = descriptor(rows.here());
+        const uint64_t weight = descriptor(weights.here()), row = descriptor(rows.here());
         wait_for(weights.is_full(), weights.parity);
         wait_for(rows.is_full(), rows.parity);
         begin_products();
 #pragma unroll
         for (int step = 0; step < kChunk / 16; ++step)  // 16 columns are 32 bytes: 2 in a descriptor's units
-            multiply<kTokens>(sums, weight + step * 2, row + step * 2, chunk + step > 0);
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                multiply<kTokens>(sums[half], weight + half * (kTileBytes / 16) + step * 2, row + step * 2,
+                                  chunk + step > 0);
         end_products();
         if (chunk > 0) {
             await_products<1>();
@@ -225,14 +225,11 @@ __device__ __forceinline__ uint32_t matrix_place() {
 }
 
 // As the sums of products have them: of 16 tokens, pairs of tokens of the first 8 and the next 8 columns, twice.
-template <int kTokens>
-__device__ __forceinline__ void load_residual(uint32_t tile, uint32_t (&old)[kTokens / 16][4]) {
-#pragma unroll
-    for (int pair = 0; pair < kTokens / 16; ++pair)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(old[pair][0]), "=r"(old[pair][1]), "=r"(old[pair][2]), "=r"(old[pair][3])
-                     : "r"(tile + matrix_place() + pair * kPairBytes)
-                     : "memory");
+__device__ __forceinline__ void load_matrices(uint32_t from, uint32_t (&to)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(from)
+                 : "memory");
 }
 
 __device__ __forceinline__ void store_matrices(uint32_t to, const float* from, float first, float second) {
@@ -240,31 +237,6 @@ __device__ __forceinline__ void store_matrices(uint32_t to, const float* from, f
                  "r"(packed(from[0] * first, from[1] * first)), "r"(packed(from[2] * second, from[3] * second)),
                  "r"(packed(from[4] * first, from[5] * first)), "r"(packed(from[6] * second, from[7] * second))
                  : "memory");
-}
-
-// The new residual in the place of the old, and times `factors` at `hidden`. squares: sums over a thread's two columns,
-// of each of its tokens.
-template <int kTokens>
-__device__ __forceinline__ void add_residual(float (&sums)[kTokens / 2], const uint32_t (&old)[kTokens / 16][4],
-                                             uint32_t residual, uint32_t hidden, const float (&factors)[2],
-                                             float (&squares)[kTokens / 4]) {
-#pragma unroll
-    for (int pair = 0; pair < kTokens / 16; ++pair) {
-        float* mine = sums + pair * 8;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            mine[i * 2] += __uint_as_float(old[pair][i] << 16);
-            mine[i * 2 + 1] += __uint_as_float(old[pair][i] & 0xFFFF0000u);
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float first = mine[i / 2 * 4 + i % 2], second = mine[i / 2 * 4 + i % 2 + 2];
-            squares[pair * 4 + i] = first * first + second * second;
-        }
-        const uint32_t at = matrix_place() + pair * kPairBytes;
-        store_matrices(residual + at, mine, 1, 1);
-        store_matrices(hidden + at, mine, factors[0], factors[1]);
-    }
 }
 
 // Of kCount sums in each of two lanes kStep apart, one gets the first half of both together, the other the second.
@@ -278,50 +250,104 @@ __device__ __forceinline__ void halve(float* sums) {
     }
 }
 
-// Adds up what the eight lanes with the same tokens have, and leaves a warp's sums [kTokens] at `to`.
-template <int kTokens>
-__device__ __forceinline__ void leave_sums(float (&squares)[kTokens / 4], uint32_t to) {
-    constexpr int kLeft = kTokens / 32;
+// squares: of 16 tokens, a thread's four. Adds up what the eight lanes with the same tokens have, and leaves a warp's sums
+// of all at `to`.
+__device__ __forceinline__ void leave_sums(float (&squares)[4], uint32_t to) {
     const int lane = threadIdx.x % 32;
-    halve<16, kLeft * 8>(squares);
-    halve<8, kLeft * 4>(squares);
-    halve<4, kLeft * 2>(squares);
+    halve<16, 4>(squares);
+    halve<8, 2>(squares);
+    squares[0] += __shfl_xor_sync(0xFFFFFFFF, squares[0], 4);
+    const int token = lane / 16 * 8 + lane % 4 * 2 + lane / 8 % 2;
+    if (lane / 4 % 2 == 0) store_word(to + token * 4, __float_as_uint(squares[0]));
+}
+
+// sums += the residual in the area, whose place they take. squares: where a warp's sums of squares go. 16 tokens at a
+// time, as few registers are left beside the sums.
+template <int kTokens>
+__device__ __forceinline__ void add_residual(float (&sums)[2][kTokens / 2], uint32_t area, uint32_t squares) {
+    const uint32_t place = area + matrix_place();
 #pragma unroll
-    for (int i = 0; i < kLeft; ++i) {
-        const int index = lane / 4 * kLeft + i, token = index / 2 * 8 + lane % 4 * 2 + index % 2;
-        store_word(to + token * 4, __float_as_uint(squares[i]));
+    for (int pair = 0; pair < kTokens / 16; ++pair) {
+        float parts[4] = {};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const uint32_t at = place + half * ProductMemory<kTokens>::kHalfBytes + pair * kPairBytes;
+            float* mine = sums[half] + pair * 8;
+            uint32_t old[4];
+            load_matrices(at, old);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                mine[i * 2] += __uint_as_float(old[i] << 16);
+                mine[i * 2 + 1] += __uint_as_float(old[i] & 0xFFFF0000u);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float first = mine[i / 2 * 4 + i % 2], second = mine[i / 2 * 4 + i % 2 + 2];
+                parts[i] += first * first + second * second;
+            }
+            store_matrices(at, mine, 1, 1);
+        }
+        leave_sums(parts, squares + pair * 16 * 4);
     }
+}
+
+// sums * factors, of each half the two columns that a thread has, to the area.
+template <int kTokens>
+__device__ __forceinline__ void write_hidden(const float (&sums)[2][kTokens / 2], uint32_t area,
+                                             const float (&factors)[2][2]) {
+    const uint32_t place = area + matrix_place();
+#pragma unroll
+    for (int pair = 0; pair < kTokens / 16; ++pair)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            store_matrices(place + half * ProductMemory<kTokens>::kHalfBytes + pair * kPairBytes, sums[half] + pair * 8,
+                           factors[half][0], factors[half][1]);
+}
+
+// Of a warp: what it wrote to the area may be stored.
+__device__ __forceinline__ void tell_written(uint32_t barrier) {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive(barrier);
+}
+
+// A warpgroup asks for its first products when the other has asked for its last: mixed, both tiles would end late. By then
+// all of the tile before has come, which waits rely on: one that is two phases early would be over at once.
+__device__ __forceinline__ void await_turn(int group) {
+    asm volatile("bar.sync %0, %1;" ::"r"(4 + group), "n"(kComputing) : "memory");
+}
+
+__device__ __forceinline__ void pass_turn(int group) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(5 - group), "n"(kComputing) : "memory");
 }
 
 template <int kTokens, bool kPaired>
 __device__ __forceinline__ void compute(const ProductMemory<kTokens>& shared, const __nv_bfloat16* columns,
                                         const Sizes& sizes) {
-    const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0), tiles = sizes.tiles<kTokens>();
+    const int group = warpgroup(), warp = threadIdx.x % 128 / 32, blocks = gridDim.x;
+    const int tiles = sizes.tiles<kTokens>();
+    columns += warp * 16 + threadIdx.x % 32 / 4;
     Ring weights = shared.weights(), rows = shared.rows();
-    uint32_t parity = 1;
+    uint32_t parity = 0;
+    if (group > 0) weights.skip(sizes.chunks), rows.skip(sizes.chunks);
 #pragma unroll 1
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, parity ^= 1) {
-        const __nv_bfloat16* column = columns + sizes.first_feature(tile) + warp * 16 + threadIdx.x % 32 / 4;
-        const float factors[2] = {__bfloat162float(column[0]), __bfloat162float(column[8])};
-        float sums[kTokens / 2], squares[kTokens / 4];
+    for (int tile = blockIdx.x + group * blocks; tile < tiles; tile += 2 * blocks, parity ^= 1) {
+        float sums[2][kTokens / 2];
+        if (tile >= blocks) await_turn(group);  // all but a block's first
         const Chunk last = multiply_all<kTokens, kPaired>(weights, rows, sizes.chunks, sums);
-        Ring mine = rows;
-        mine.skip(warpgroup());
-        const uint32_t residual = mine.here();
-        wait_for(mine.is_full(), mine.parity);
-        uint32_t old[kTokens / 16][4];
-        load_residual<kTokens>(residual, old);
+        if (tile + blocks < tiles) pass_turn(group);
+        weights.skip(sizes.chunks), rows.skip(sizes.chunks);
         await_products();
         last.leave<kPaired>();
-        mine.skip(2);
-        wait_for(mine.is_full(), mine.parity);
-        add_residual<kTokens>(sums, old, residual, mine.here(), factors, squares);
-        wait_for(shared.sums_read(), parity);  // those of the tile before
-        leave_sums<kTokens>(squares, shared.sums() + warp * kTokens * 4);
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) arrive(shared.written());
-        rows.skip(kOwnSlots);
+        wait_for(shared.has_come(group), parity);
+        add_residual<kTokens>(sums, shared.area(), shared.sums() + warp * kTokens * 4);
+        tell_written(shared.written());
+        const __nv_bfloat16* column = columns + sizes.first_feature(tile);
+        const float factors[2][2] = {{__bfloat162float(column[0]), __bfloat162float(column[8])},
+                                     {__bfloat162float(column[64]), __bfloat162float(column[72])}};
+        wait_for(shared.is_read(group), parity);
+        write_hidden<kTokens>(sums, shared.area(), factors);
+        tell_written(shared.written());
     }
 }
 
@@ -339,7 +365,7 @@ __device__ __forceinline__ void product(const Maps& maps, const __nv_bfloat16* c
     } else {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kOtherRegisters));
         if (threadIdx.x == kComputing) fetch_all<kTokens, kPaired>(shared, maps, sizes);
-        if (warp == kWarps + 1) store_all<kTokens, kPaired>(shared, maps, sizes, partial);
+        if (warp == kWarps + 1) exchange_all<kTokens>(shared, maps, sizes, partial);
         __syncwarp();
     }
     if (kPaired) {  // the other may still tell this one's barriers; what this one told must have come before it goes
@@ -365,8 +391,6 @@ __device__ __forceinline__ void product(const Maps& maps, const __nv_bfloat16* c
     KERNEL(residual_##tokens, tokens, false)    \
     KERNEL(residual_paired_##tokens, tokens, true)
 
-KERNELS(96)
 KERNELS(128)
 KERNELS(160)
 KERNELS(192)
-KERNELS(256)

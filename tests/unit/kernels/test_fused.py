@@ -39,7 +39,7 @@ def test_names_are_read_back() -> None:
     other = replace(KERNEL, epilogue="scaled-swiglu", pingpong=False)
     for kernel in (*DEFAULT_PRODUCTS, *OWN_PRODUCTS, other):
         assert ProductKernel.parse(kernel.name) == kernel
-    assert OWN_PRODUCTS[-1].name == "cuda-residual-256x128-1x2"
+    assert OWN_PRODUCTS[-1].name == "cuda-residual-192x128-1x2"
     own = ("cuda-residual-64x128-1x1", "cuda-swiglu-160x128-1x1")
     for name in (*own, "gemm-relu-128x192-pingpong-2x1", "fa4", "gemm-swiglu-128-pingpong-2x1"):
         with pytest.raises(ValueError, match="names no product"):

@@ -74,7 +74,7 @@ def test_a_launch_says_where_all_is(driver: FakeDriver, paired: bool) -> None:
 
 @pytest.mark.parametrize(("paired", "blocks"), [(False, 133), (True, 132)])
 def test_no_more_blocks_than_run_at_once(driver: FakeDriver, paired: bool, blocks: int) -> None:
-    _kernel(driver, 96, paired=paired).residual(*_tensors(96 * 17, 1024, 64))
+    _kernel(driver, 128, paired=paired).residual(*_tensors(128 * 17, 1024, 64))
     assert driver.launches[0].grid == (blocks, 1, 1)
 
 
