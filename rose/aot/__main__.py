@@ -47,7 +47,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         "--head-dim", action="append", type=int, default=[], help="only this size; repeatable"
     )
     parser.add_argument(
-        "--product", action="append", type=ProductKernel.parse, default=[],
+        "--product", action="append", type=_built_here, default=[],
         help="only this product with an epilogue, such as gemm-gelu-128x192-pingpong-2x1; repeatable",
     )  # fmt: skip
     parser.add_argument("--arch", default=HOPPER, help="nvcc's name of the GPU (default: %(default)s)")
@@ -59,6 +59,18 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         help="folder of intermediate files; an interrupted build goes on from there (default: %(default)s)",
     )  # fmt: skip
     return parser.parse_args(argv)
+
+
+def _built_here(name: str) -> ProductKernel:
+    """The product of that name.
+
+    Raises:
+        ValueError: there is none, or another command builds it.
+    """
+    kernel = ProductKernel.parse(name)
+    if kernel.own:
+        raise ValueError(f"python -m rose.kernels.cuda.build builds {name}")
+    return kernel
 
 
 def build_variant(variant: KernelVariant, out: Path, work: Path, jobs: int) -> KernelRecord:

@@ -40,6 +40,7 @@ ROW_EPS = 1e-6
 TILE_K = 64
 
 _NAME = re.compile(r"gemm-([a-z0-9-]+)-(\d+)x(\d+)(?:x(\d+))?-(pingpong|cooperative)-(\d)x(\d)(-early)?")
+_OWN_NAME = re.compile(r"cuda-(residual)-(128|160|192)x(128)-(1)x([12])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class ProductKernel:
     pingpong: two warpgroups take turns, one's epilogue beside the other's product; else they share a tile.
     cluster_m, cluster_n: neighbouring tiles, by rows and columns, that share what they load.
     early: the next kernel may be brought up as soon as all of this one's blocks run, not as they end.
+    own: of rose/kernels/cuda, which python -m rose.kernels.cuda.build builds; one that is launched early has
+    the next so, too.
     """
 
     epilogue: Epilogue
@@ -59,6 +62,7 @@ class ProductKernel:
     cluster_n: int
     tile_k: int = TILE_K
     early: bool = False
+    own: bool = False
 
     @property
     def is_fp8(self) -> bool:
@@ -67,7 +71,9 @@ class ProductKernel:
 
     @property
     def name(self) -> str:
-        """Such as "gemm-swiglu-128x192-pingpong-2x1"."""
+        """Such as "gemm-swiglu-128x192-pingpong-2x1", or of an own one "cuda-residual-160x128-1x2"."""
+        if self.own:
+            return f"cuda-{self.epilogue}-{self.tile_m}x{self.tile_n}-{self.cluster_m}x{self.cluster_n}"
         schedule = "pingpong" if self.pingpong else "cooperative"
         tile = f"{self.tile_m}x{self.tile_n}" + (f"x{self.tile_k}" if self.tile_k != TILE_K else "")
         suffix = "-early" if self.early else ""
@@ -80,6 +86,10 @@ class ProductKernel:
         Raises:
             ValueError: it is not such a name.
         """
+        own = _OWN_NAME.fullmatch(name)
+        if own is not None:
+            tile_m, tile_n, cluster_m, cluster_n = (int(own[group]) for group in (2, 3, 4, 5))
+            return cls("residual", tile_m, tile_n, True, cluster_m, cluster_n, own=True)
         match = _NAME.fullmatch(name)
         if match is None or match[1] not in EPILOGUES:
             raise ValueError(f"{name!r} names no product with an epilogue")
@@ -88,6 +98,13 @@ class ProductKernel:
         pingpong, early = match[5] == "pingpong", match[8] is not None
         return cls(epilogue, tile_m, tile_n, pingpong, cluster_m, cluster_n, tile_k, early)
 
+
+# Those of residual_product.cu: tiles of so many rows of x, alone or two that share them.
+OWN_PRODUCTS = tuple(
+    ProductKernel.parse(f"cuda-residual-{tokens}x128-1x{together}")
+    for tokens in (128, 160, 192)
+    for together in (1, 2)
+)
 
 # Each is the fastest on an H200 for some number of rows from 256 to 51200, of up to fifteen tried an epilogue
 # (docs/benchmarks/log.md). Up to 1536 rows that is a matter of waves: tiles that all run at once on 132

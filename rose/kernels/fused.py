@@ -1,4 +1,4 @@
-"""Products of many rows with fused epilogues, from shared objects built ahead of time (rose.aot.products).
+"""Products of many rows with fused epilogues, built ahead of time (rose.aot.products).
 
 At 51200 tokens the kernels between a forward's products took 23 of 99 ms on an H200 (pplx-embed-0.6b), most
 of it to read back what a product had just written. Which kernel serves which weight from how many rows on is
@@ -20,6 +20,9 @@ import torch
 from rose.aot.folders import default_folders
 from rose.aot.library import Kernel, KernelLibrary, KernelQuery, load_module
 from rose.aot.products import Epilogue, ProductKernel
+from rose.kernels.cuda.cubin import RESIDUAL_PRODUCT
+from rose.kernels.cuda.library import cuda_library
+from rose.kernels.cuda.residual_product import ResidualProduct
 from rose.kernels.tables import in_use, read_choices
 
 if TYPE_CHECKING:
@@ -218,6 +221,8 @@ def load(kernel: ProductKernel) -> FusedGemm | None:
     """The kernel, from the first folder that has it for this GPU; None, with a log line, if none has."""
     if not torch.cuda.is_available():
         return None
+    if kernel.own:
+        return _load_own(kernel)
     library = KernelLibrary(default_folders(), torch.cuda.get_device_capability())
     path = library.find(KernelQuery(kernel.name))
     if path is None:
@@ -229,6 +234,15 @@ def load(kernel: ProductKernel) -> FusedGemm | None:
         log.warning("cannot use %s: %s: %s", path, type(error).__name__, error)
         return None
     return FusedGemm(kernel, call, torch.cuda.get_device_properties().multi_processor_count)
+
+
+def _load_own(kernel: ProductKernel) -> FusedGemm | None:
+    library = cuda_library(RESIDUAL_PRODUCT)
+    if library is None:
+        return None
+    processors = torch.cuda.get_device_properties().multi_processor_count
+    product = ResidualProduct(library, kernel.tile_m, paired=kernel.cluster_n == 2, processors=processors)
+    return FusedGemm(kernel, product, processors)
 
 
 @functools.cache

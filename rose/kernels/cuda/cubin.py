@@ -45,7 +45,11 @@ DECODER_WIDE = CudaSource(Path(__file__).with_name("decoder_wide.cu"))
 ENCODER_STACK = CudaSource(Path(__file__).with_name("encoder_stack.cu"))
 ENCODER_WIDE = CudaSource(Path(__file__).with_name("encoder_wide.cu"))
 CHAINED_ATTENTION = CudaSource(Path(__file__).with_name("chained_attention.cu"))
-SOURCES = (SKINNY_GEMM, DECODER_STACK, DECODER_WIDE, ENCODER_STACK, ENCODER_WIDE, CHAINED_ATTENTION)
+RESIDUAL_PRODUCT = CudaSource(Path(__file__).with_name("residual_product.cu"))
+SOURCES = (
+    SKINNY_GEMM, DECODER_STACK, DECODER_WIDE, ENCODER_STACK, ENCODER_WIDE, CHAINED_ATTENTION,
+    RESIDUAL_PRODUCT,
+)  # fmt: skip
 
 
 def write_record(source: CudaSource, folder: Path, versions: Mapping[str, str]) -> None:

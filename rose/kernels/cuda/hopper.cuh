@@ -17,6 +17,7 @@ constexpr int kTileRows = 64;                    // rows of the weight a warpgro
 constexpr int kTileBytes = kTileRows * kChunk * 2;
 constexpr int kHeaderBytes = 1024;               // barriers; what follows stays aligned for the swizzle
 constexpr uint64_t kReadOnce = 0x12F0000000000000;   // L2 policy evict_first, as CUTLASS spells it
+constexpr uint64_t kReadAgain = 0x1000000000000000;  // evict_normal
 constexpr uint64_t kReadOften = 0x14F0000000000000;  // evict_last
 
 // Copied through an instruction that the compiler cannot see into: it would compute the address anew in each loop.
@@ -202,6 +203,34 @@ __device__ __forceinline__ void multiply<128>(float (&d)[64], uint64_t weight, u
         "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
         "}, %64, %65, p, 1, 1, 0, 0;\n}\n"
         : SUMS32(0), SUMS32(32)
+        : "l"(weight), "l"(x), "r"(add));
+}
+
+template <>
+__device__ __forceinline__ void multiply<160>(float (&d)[80], uint64_t weight, uint64_t x, int add) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %82, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n160k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
+        "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,"
+        "%72,%73,%74,%75,%76,%77,%78,%79"
+        "}, %80, %81, p, 1, 1, 0, 0;\n}\n"
+        : SUMS32(0), SUMS32(32), SUMS16(64)
+        : "l"(weight), "l"(x), "r"(add));
+}
+
+template <>
+__device__ __forceinline__ void multiply<192>(float (&d)[96], uint64_t weight, uint64_t x, int add) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
+        "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,"
+        "%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+        "}, %96, %97, p, 1, 1, 0, 0;\n}\n"
+        : SUMS32(0), SUMS32(32), SUMS32(64)
         : "l"(weight), "l"(x), "r"(add));
 }
 

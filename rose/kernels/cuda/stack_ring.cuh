@@ -33,6 +33,9 @@ struct Ring {
     __device__ void next() {
         if (++slot == count) slot = 0, parity ^= 1, started = true;
     }
+    __device__ void skip(int slots) {
+        for (slot += slots; slot >= count; slot -= count) parity ^= 1, started = true;
+    }
     // For the thread that fills it: until the slot is empty, then the barrier for so many bytes.
     __device__ uint32_t open(uint32_t expected) const {
         wait_for(is_empty(), parity ^ 1);
