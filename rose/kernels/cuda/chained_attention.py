@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rose.kernels.cuda.plan import CHUNK, SHARED_BYTES
+from rose.kernels.cuda.launch_config import clusters, early, launch_config
+from rose.kernels.cuda.plan import CHUNK
 from rose.kernels.early import Early, current
 
 if TYPE_CHECKING:
@@ -43,15 +44,8 @@ class ChainedKernels:
         self._library = library
         self._name = "chained" + "_causal" * causal + "_paired" * paired
         self._key_rows = TILE_ROWS // (1 + paired)  # that a block fetches at a time
-        names = library.driver.CUlaunchAttributeID
-        early, together = library.driver.CUlaunchAttribute(), library.driver.CUlaunchAttribute()
-        early.id = names.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        early.value.programmaticStreamSerializationAllowed = 1
-        together.id = names.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        size = together.value.clusterDim
-        size.x, size.y, size.z = 2, 1, 1
-        late = [together] if paired else []
-        self._attributes = {False: late, True: [early, *late]}
+        late = [clusters(library.driver, 2)] if paired else []
+        self._attributes = {False: late, True: [early(library.driver), *late]}
 
     def launch(
         self, qkv: Sequence[Tensor], out: Tensor, works: ListedWorks, scale: float, stream: int
@@ -76,18 +70,9 @@ class ChainedKernels:
             ctypes.c_float(scale),
         )
         kernel = f"{self._name}_{q.shape[2]}"
-        self._library.launch(kernel, self._config(works.blocks, stream), (*maps, *numbers))
-
-    def _config(self, blocks: int, stream: int) -> Any:
-        driver = self._library.driver
-        config = driver.CUlaunchConfig()
-        config.gridDimX, config.blockDimX = blocks, _THREADS
-        config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
-        config.sharedMemBytes = SHARED_BYTES
         attributes = self._attributes[current() is not Early.NO]
-        config.attrs, config.numAttrs = attributes, len(attributes)
-        config.hStream = driver.CUstream(stream)
-        return config
+        config = launch_config(self._library.driver, (works.blocks, 1), _THREADS, attributes, stream)
+        self._library.launch(kernel, config, (*maps, *numbers))
 
 
 def _heads_view(x: Tensor, rows: int) -> View:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from rose.kernels.cuda.cubin import SKINNY_GEMM
+from rose.kernels.cuda.launch_config import clusters, early, launch_config
 from rose.kernels.cuda.library import CudaLibrary, cuda_library
 from rose.kernels.cuda.plan import CHUNK, SkinnyPlan, token_tile
 from rose.kernels.cuda.views import gated_view, plain_view
@@ -26,7 +27,8 @@ class SkinnyKernels:
 
     def __init__(self, library: CudaLibrary) -> None:
         self._library = library
-        self._attributes = {cluster: self._launch_attributes(cluster) for cluster in (1, 2)}
+        driver = library.driver
+        self._attributes = {1: [early(driver)], 2: [early(driver), clusters(driver, 2)]}
 
     def launch(self, x: Tensor, weight: Tensor, plan: SkinnyPlan, out: Tensor, stream: int) -> None:
         """Enqueue out [splits, M, N] (or [M, N / 2] if plan.swiglu) = x [M, K] @ weight [N, K]ᵀ on `stream`.
@@ -44,33 +46,10 @@ class SkinnyKernels:
         )
         numbers = (ctypes.c_int(value) for value in (m, n, plan.chunks(k), plan.stages))
         arguments = (weight_map, x_map, ctypes.c_void_p(out.data_ptr()), *numbers)
-        config = self._config(plan, m, n, k)
-        config.hStream = self._library.driver.CUstream(stream)
+        attributes, shared_bytes = self._attributes[plan.cluster], plan.shared_bytes(m, k)
+        driver, grid = self._library.driver, plan.grid(n)
+        config = launch_config(driver, grid, plan.threads(), attributes, stream, shared_bytes)
         self._library.launch(plan.kernel(m), config, arguments)
-
-    def _config(self, plan: SkinnyPlan, m: int, n: int, k: int) -> Any:
-        config = self._library.driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY = plan.grid(n)
-        config.blockDimX = plan.threads()
-        config.gridDimZ = config.blockDimY = config.blockDimZ = 1
-        config.sharedMemBytes = plan.shared_bytes(m, k)
-        attributes = self._attributes[plan.cluster]
-        config.attrs, config.numAttrs = attributes, len(attributes)
-        return config
-
-    def _launch_attributes(self, cluster: int) -> list[Any]:
-        driver = self._library.driver
-        names = driver.CUlaunchAttributeID
-        early = driver.CUlaunchAttribute()
-        early.id = names.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        early.value.programmaticStreamSerializationAllowed = 1
-        if cluster == 1:
-            return [early]
-        together = driver.CUlaunchAttribute()
-        together.id = names.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        size = together.value.clusterDim
-        size.x, size.y, size.z = cluster, 1, 1
-        return [early, together]
 
 
 @functools.cache

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rose.kernels.cuda.plan import CHUNK, SHARED_BYTES
+from rose.kernels.cuda.launch_config import clusters, early, launch_config
+from rose.kernels.cuda.plan import CHUNK
 from rose.kernels.cuda.views import plain_view, rows_view
 from rose.kernels.early import Early, current
 
@@ -33,15 +34,8 @@ class ResidualProduct:
         self._tokens, self._blocks = tokens, 1 + paired
         self._processors = processors // self._blocks * self._blocks
         self._kernel = f"residual{'_paired' * paired}_{tokens}"
-        names = library.driver.CUlaunchAttributeID
-        early, together = library.driver.CUlaunchAttribute(), library.driver.CUlaunchAttribute()
-        early.id = names.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        early.value.programmaticStreamSerializationAllowed = 1
-        together.id = names.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        size = together.value.clusterDim
-        size.x, size.y, size.z = 2, 1, 1
-        late = [together] if paired else []
-        self._attributes = {False: late, True: [early, *late]}
+        late = [clusters(library.driver, 2)] if paired else []
+        self._attributes = {False: late, True: [early(library.driver), *late]}
 
     def __call__(
         self, x: Tensor, weight: Tensor, hidden: Tensor, residual: Tensor, operands: Sequence[Any], *_: object
@@ -84,16 +78,7 @@ class ResidualProduct:
         )
         addresses = (ctypes.c_void_p(columns.data_ptr()), ctypes.c_void_p(partial.data_ptr()))
         numbers = (ctypes.c_int(value) for value in (m, n // FEATURES, k // CHUNK))
-        tiles = -(-m // tokens) * (n // FEATURES)
-        self._library.launch(self._kernel, self._config(tiles, stream), (*maps, *addresses, *numbers))
-
-    def _config(self, tiles: int, stream: int) -> Any:
-        driver = self._library.driver
-        config = driver.CUlaunchConfig()
-        config.gridDimX, config.blockDimX = min(tiles, self._processors), _THREADS
-        config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
-        config.sharedMemBytes = SHARED_BYTES
+        blocks = min(-(-m // tokens) * (n // FEATURES), self._processors)
         attributes = self._attributes[current() is not Early.NO]
-        config.attrs, config.numAttrs = attributes, len(attributes)
-        config.hStream = driver.CUstream(stream)
-        return config
+        config = launch_config(self._library.driver, (blocks, 1), _THREADS, attributes, stream)
+        self._library.launch(self._kernel, config, (*maps, *addresses, *numbers))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from rose.kernels.cuda.cubin import CudaSource
+from rose.kernels.cuda.launch_config import cooperative, launch_config
 from rose.kernels.cuda.library import CudaLibrary, cuda_library
-from rose.kernels.cuda.plan import SHARED_BYTES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,10 +101,7 @@ class StackKernels:
                 for name, size in words.items()
             },
         }
-        together = library.driver.CUlaunchAttribute()
-        together.id = library.driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-        together.value.cooperative = 1
-        self._attributes = [together]
+        self._attributes = [cooperative(library.driver)]
 
     def addresses(self) -> dict[str, int]:
         """Of this object's memory."""
@@ -123,17 +120,8 @@ class StackKernels:
         maps = [self.library.tensor_map(*view) for view in views]
         self.memory["counters"].zero_()
         kernel = f"{self._name}_{self.shape.tile(num_tokens)}"
-        self.library.launch(kernel, self._config(stream), (*maps, structure))
-
-    def _config(self, stream: int) -> Any:
-        driver = self.library.driver
-        config = driver.CUlaunchConfig()
-        config.gridDimX, config.blockDimX = BLOCKS, self.shape.threads
-        config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
-        config.sharedMemBytes = SHARED_BYTES
-        config.attrs, config.numAttrs = self._attributes, len(self._attributes)
-        config.hStream = driver.CUstream(stream)
-        return config
+        config = launch_config(self.library.driver, (BLOCKS, 1), self.shape.threads, self._attributes, stream)
+        self.library.launch(kernel, config, (*maps, structure))
 
 
 def head_tile(num_tokens: int) -> int:
