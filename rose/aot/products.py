@@ -40,7 +40,6 @@ ROW_EPS = 1e-6
 TILE_K = 64
 
 _NAME = re.compile(r"gemm-([a-z0-9-]+)-(\d+)x(\d+)(?:x(\d+))?-(pingpong|cooperative)-(\d)x(\d)(-early)?")
-_OWN_NAME = re.compile(r"cuda-(residual)-(128|160|192)x(128)-(1)x([12])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +85,8 @@ class ProductKernel:
         Raises:
             ValueError: it is not such a name.
         """
-        own = _OWN_NAME.fullmatch(name)
-        if own is not None:
-            tile_m, tile_n, cluster_m, cluster_n = (int(own[group]) for group in (2, 3, 4, 5))
-            return cls("residual", tile_m, tile_n, True, cluster_m, cluster_n, own=True)
+        if name == RESIDUAL_PRODUCT.name:
+            return RESIDUAL_PRODUCT
         match = _NAME.fullmatch(name)
         if match is None or match[1] not in EPILOGUES:
             raise ValueError(f"{name!r} names no product with an epilogue")
@@ -99,12 +96,8 @@ class ProductKernel:
         return cls(epilogue, tile_m, tile_n, pingpong, cluster_m, cluster_n, tile_k, early)
 
 
-# Those of residual_product.cu: tiles of so many rows of x, alone or two that share them.
-OWN_PRODUCTS = tuple(
-    ProductKernel.parse(f"cuda-residual-{tokens}x128-1x{together}")
-    for tokens in (128, 160, 192)
-    for together in (1, 2)
-)
+# That of residual_product.cu.
+RESIDUAL_PRODUCT = ProductKernel("residual", 160, 128, True, 1, 2, own=True)
 
 # Each is the fastest on an H200 for some number of rows from 256 to 51200, of up to fifteen tried an epilogue
 # (docs/benchmarks/log.md). Up to 1536 rows that is a matter of waves: tiles that all run at once on 132

@@ -241,8 +241,7 @@ def _load_own(kernel: ProductKernel) -> FusedGemm | None:
     if library is None:
         return None
     processors = torch.cuda.get_device_properties().multi_processor_count
-    product = ResidualProduct(library, kernel.tile_m, paired=kernel.cluster_n == 2, processors=processors)
-    return FusedGemm(kernel, product, processors)
+    return FusedGemm(kernel, ResidualProduct(library, processors), processors)
 
 
 @functools.cache

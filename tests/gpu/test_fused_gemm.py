@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rose.aot.folders import default_folders
 from rose.aot.library import KernelLibrary
-from rose.aot.products import DEFAULT_PRODUCTS, HEAD_DIM, HEAD_EPS, OWN_PRODUCTS, ProductKernel
+from rose.aot.products import DEFAULT_PRODUCTS, HEAD_DIM, HEAD_EPS, RESIDUAL_PRODUCT, ProductKernel
 from rose.kernels.fp8 import E4M3, Fp8Rows, quantized
 from rose.kernels.fused import FusedGemm, load
 from rose.kernels.norm import RmsNorm, add_rms_norm
@@ -114,7 +114,7 @@ def all_built() -> list[ProductKernel]:
     for name in sorted(names):
         with suppress(ValueError):
             others.append(ProductKernel.parse(name))
-    return list(dict.fromkeys([*DEFAULT_PRODUCTS, *others, *OWN_PRODUCTS]))
+    return list(dict.fromkeys([*DEFAULT_PRODUCTS, *others, RESIDUAL_PRODUCT]))
 
 
 @pytest.mark.parametrize("m", [1, 129, 1000, 4096])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rose.aot.products import OWN_PRODUCTS, ProductKernel
+from rose.aot.products import RESIDUAL_PRODUCT
 from rose.kernels.cuda.residual_product import FEATURES
 from rose.kernels.early import Early, launching
 from rose.kernels.fused import FusedGemm, load
@@ -19,8 +19,8 @@ BF16 = torch.bfloat16
 PADDING = 300  # rows past M that must stay as they are: more than a tile has
 
 
-def loaded(kernel: ProductKernel) -> FusedGemm:
-    gemm = load(kernel)
+def loaded() -> FusedGemm:
+    gemm = load(RESIDUAL_PRODUCT)
     if gemm is None:
         pytest.skip("no Hopper GPU, or python -m rose.kernels.cuda.build has not been run")
     return gemm
@@ -53,9 +53,8 @@ def run(kernel: FusedGemm, factors: Sequence[Tensor], start: Tensor) -> tuple[Te
         (9000, 512, 320),
     ],
 )
-@pytest.mark.parametrize("product", OWN_PRODUCTS, ids=lambda product: product.name)
-def test_a_product_against_fp64_twice(product: ProductKernel, m: int, n: int, k: int) -> None:
-    kernel, start = loaded(product), random(m, n)
+def test_a_product_against_fp64_twice(m: int, n: int, k: int) -> None:
+    kernel, start = loaded(), random(m, n)
     factors = (random(m, k), random(n, k, std=0.02), random(n))
     x, weight, columns = factors
     total = start.double() + x.double() @ weight.double().T
@@ -70,10 +69,9 @@ def test_a_product_against_fp64_twice(product: ProductKernel, m: int, n: int, k:
         assert all(torch.equal(*pair) for pair in zip(again, results, strict=True))
 
 
-@pytest.mark.parametrize("product", OWN_PRODUCTS, ids=lambda product: product.name)
-def test_launches_behind_each_other_in_a_graph(product: ProductKernel) -> None:
+def test_launches_behind_each_other_in_a_graph() -> None:
     """Six, early, of which each takes what the one before made."""
-    kernel, start, x = loaded(product), random(2000, 1024), random(2000, 1024)
+    kernel, start, x = loaded(), random(2000, 1024), random(2000, 1024)
     weight, columns = random(1024, 1024, std=0.02), random(1024)
     residual, rows = torch.empty_like(start), [x.clone(), random(2000, 1024)]
     sums = torch.empty(2000 * 1024 // FEATURES, device="cuda")

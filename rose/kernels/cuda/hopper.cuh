@@ -221,20 +221,6 @@ __device__ __forceinline__ void multiply<160>(float (&d)[80], uint64_t weight, u
 }
 
 template <>
-__device__ __forceinline__ void multiply<192>(float (&d)[96], uint64_t weight, uint64_t x, int add) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
-        "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,"
-        "%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
-        "}, %96, %97, p, 1, 1, 0, 0;\n}\n"
-        : SUMS32(0), SUMS32(32), SUMS32(64)
-        : "l"(weight), "l"(x), "r"(add));
-}
-
-template <>
 __device__ __forceinline__ void multiply<256>(float (&d)[128], uint64_t weight, uint64_t x, int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"

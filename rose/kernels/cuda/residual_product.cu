@@ -1,9 +1,10 @@
 // A product that ends in the residual stream, on Hopper: residual += x weight^T, hidden = factors * residual, and each
 // row's sums of squares, so that RMSNorm's division can be left to the next product. bf16 in and out, fp32 between.
 //
-// A tile is 128 rows of the weight and kTokens rows of x. The two warpgroups of a block have its tiles in turn, as in
-// CUTLASS's KernelTmaWarpSpecializedPingpong: while one multiplies, the other adds the residual to its sums and writes
-// what is made of them. So the tensor cores wait for the end of a block's last tile only.
+// A tile is 128 rows of the weight and kTokens rows of x. Two blocks, a cluster, have tiles with the same rows of x, of
+// which each fetches half for both. The two warpgroups of a block have its tiles in turn, as in CUTLASS's
+// KernelTmaWarpSpecializedPingpong: while one multiplies, the other adds the residual to its sums and writes what is made
+// of them. So the tensor cores wait for the end of a block's last tile only.
 //
 // One thread fetches operands, tile after tile, into rings that both warpgroups read. A warp of its own fetches the
 // residual and stores the results, by way of one area that has room for a tile: a tile's end is much shorter than the
@@ -63,15 +64,15 @@ struct ProductMemory {
     // Told by all warps of the tile's warpgroup, twice a tile: the new residual and the sums, then hidden are there.
     __device__ uint32_t written() const { return base + (4 * kSlots + 4) * 8; }
 
-    // By all threads. Of a pair of blocks, those that fetch rows wait for the warps of both, and tell both: no block's
-    // warps may be done with a slot that the other's still have for its last use.
-    __device__ __forceinline__ void start(bool paired) const {
+    // By all threads. Those that fetch rows wait for the warps of both blocks, and tell both: no block's warps may be done
+    // with a slot that the other's still have for its last use.
+    __device__ __forceinline__ void start() const {
         if (threadIdx.x == 0) {
             const Ring weight_ring = weights(), row_ring = rows();
             for (int slot = 0; slot < kSlots; ++slot) {
                 start_barrier(weight_ring.full + slot * 8, 1), start_barrier(weight_ring.empty + slot * 8, kReaders);
-                start_barrier(row_ring.full + slot * 8, 1 << paired);
-                start_barrier(row_ring.empty + slot * 8, kReaders << paired);
+                start_barrier(row_ring.full + slot * 8, 2);
+                start_barrier(row_ring.empty + slot * 8, 2 * kReaders);
             }
             for (int group = 0; group < 2; ++group) start_barrier(has_come(group), 1), start_barrier(is_read(group), 1);
             start_barrier(written(), kReaders);
@@ -87,7 +88,7 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
 }
 
 // By one thread. The weight depends on no kernel in front, so the first chunks of it are asked for before the wait.
-template <int kTokens, bool kPaired>
+template <int kTokens>
 __device__ __forceinline__ void fetch_all(const ProductMemory<kTokens>& shared, const Maps& maps, const Sizes& sizes) {
     Ring weights = shared.weights(), rows = shared.rows();
     const auto fetch_weight = [&](int column, int feature) {
@@ -95,15 +96,11 @@ __device__ __forceinline__ void fetch_all(const ProductMemory<kTokens>& shared, 
         fetch(weights.here(), maps.weight, column, feature, barrier, kReadAgain);
         weights.next();
     };
-    const int rank = kPaired ? cluster_rank() : 0;
+    const int rank = cluster_rank();
     const auto fetch_rows = [&](int column, int row) {
-        const uint32_t barrier = rows.open(rows.bytes), to = rows.here() + rank * (rows.bytes / 2);
-        if (kPaired) {
-            release(barrier, rank ^ 1);
-            fetch_for_both(to, maps.x, column, row + rank * (kTokens / 2), barrier);
-        } else {
-            fetch(to, maps.x, column, row, barrier, kReadOften);
-        }
+        const uint32_t barrier = rows.open(rows.bytes);
+        release(barrier, rank ^ 1);
+        fetch_for_both(rows.here() + rank * (rows.bytes / 2), maps.x, column, row + rank * (kTokens / 2), barrier);
         rows.next();
     };
     const int ahead = sizes.chunks < weights.count ? sizes.chunks : weights.count, tiles = sizes.tiles<kTokens>();
@@ -178,18 +175,16 @@ __device__ __forceinline__ void exchange_all(const ProductMemory<kTokens>& share
 struct Chunk {
     uint32_t weight = 0, rows = 0;
 
-    // By a warp that is done with it: all blocks that fetch its rows are told.
-    template <bool kPaired>
+    // By a warp that is done with it: both blocks, which fetch its rows, are told.
     __device__ __forceinline__ void leave() const {
         const int lane = threadIdx.x % 32;
         if (lane == 0) arrive(weight);
-        if (!kPaired && lane == 0) arrive(rows);
-        if (kPaired && lane < 2) release(rows, lane);
+        if (lane < 2) release(rows, lane);
     }
 };
 
 // sums [2][64, kTokens] = both halves of the weight's rows @ rows^T. Returns the last chunk, whose products may still run.
-template <int kTokens, bool kPaired>
+template <int kTokens>
 __device__ __forceinline__ Chunk multiply_all(Ring& weights, Ring& rows, int chunks, float (&sums)[2][kTokens / 2]) {
     Chunk before;
 #pragma unroll 1
@@ -207,7 +202,7 @@ __device__ __forceinline__ Chunk multiply_all(Ring& weights, Ring& rows, int chu
         end_products();
         if (chunk > 0) {
             await_products<1>();
-            before.leave<kPaired>();
+            before.leave();
         }
         before = {weights.is_empty(), rows.is_empty()};
         weights.next(), rows.next();
@@ -321,7 +316,7 @@ __device__ __forceinline__ void pass_turn(int group) {
     asm volatile("bar.arrive %0, %1;" ::"r"(5 - group), "n"(kComputing) : "memory");
 }
 
-template <int kTokens, bool kPaired>
+template <int kTokens>
 __device__ __forceinline__ void compute(const ProductMemory<kTokens>& shared, const __nv_bfloat16* columns,
                                         const Sizes& sizes) {
     const int group = warpgroup(), warp = threadIdx.x % 128 / 32, blocks = gridDim.x;
@@ -334,11 +329,11 @@ __device__ __forceinline__ void compute(const ProductMemory<kTokens>& shared, co
     for (int tile = blockIdx.x + group * blocks; tile < tiles; tile += 2 * blocks, parity ^= 1) {
         float sums[2][kTokens / 2];
         if (tile >= blocks) await_turn(group);  // all but a block's first
-        const Chunk last = multiply_all<kTokens, kPaired>(weights, rows, sizes.chunks, sums);
+        const Chunk last = multiply_all<kTokens>(weights, rows, sizes.chunks, sums);
         if (tile + blocks < tiles) pass_turn(group);
         weights.skip(sizes.chunks), rows.skip(sizes.chunks);
         await_products();
-        last.leave<kPaired>();
+        last.leave();
         wait_for(shared.has_come(group), parity);
         add_residual<kTokens>(sums, shared.area(), shared.sums() + warp * kTokens * 4);
         tell_written(shared.written());
@@ -351,46 +346,35 @@ __device__ __forceinline__ void compute(const ProductMemory<kTokens>& shared, co
     }
 }
 
-template <int kTokens, bool kPaired>
+template <int kTokens>
 __device__ __forceinline__ void product(const Maps& maps, const __nv_bfloat16* columns, float* partial,
                                         const Sizes& sizes) {
     extern __shared__ __align__(1024) uint8_t memory[];
     const ProductMemory<kTokens> shared{shared_address(memory)};
-    shared.start(kPaired);
-    if (kPaired) cluster_arrive(), cluster_wait();  // until the other's barriers exist
+    shared.start();
+    cluster_arrive(), cluster_wait();  // until the other's barriers exist
     const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
     if (warp < kWarps) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kComputingRegisters));
-        compute<kTokens, kPaired>(shared, columns, sizes);
+        compute<kTokens>(shared, columns, sizes);
     } else {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kOtherRegisters));
-        if (threadIdx.x == kComputing) fetch_all<kTokens, kPaired>(shared, maps, sizes);
+        if (threadIdx.x == kComputing) fetch_all<kTokens>(shared, maps, sizes);
         if (warp == kWarps + 1) exchange_all<kTokens>(shared, maps, sizes, partial);
         __syncwarp();
     }
-    if (kPaired) {  // the other may still tell this one's barriers; what this one told must have come before it goes
-        asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-        cluster_wait();
-    }
+    // The other may still tell this one's barriers, and what this one told must have come before it goes.
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+    cluster_wait();
 }
 
 }  // namespace
 
-// weight [N, K]: boxes of 64 columns and 128 rows. x [M, K]: of 64 columns and a tile's tokens, or half of them where
-// pairs of blocks share them. residual, hidden [M, N]: of 64 columns and a tile's tokens. columns [N]. partial [M, N /
-// 128]. features: N / 128. chunks: K / 64.
-#define KERNEL(name, tokens, paired)                                                                         \
-    extern "C" __global__ __launch_bounds__(kProductThreads, 1) void name(                                   \
-        const __grid_constant__ CUtensorMap weight, const __grid_constant__ CUtensorMap x,                   \
-        const __grid_constant__ CUtensorMap residual, const __grid_constant__ CUtensorMap hidden,            \
-        const __nv_bfloat16* columns, float* partial, int num_tokens, int features, int chunks) {            \
-        product<tokens, paired>({&weight, &x, &residual, &hidden}, columns, partial,                         \
-                                {num_tokens, features, chunks});                                             \
-    }
-#define KERNELS(tokens)                         \
-    KERNEL(residual_##tokens, tokens, false)    \
-    KERNEL(residual_paired_##tokens, tokens, true)
-
-KERNELS(128)
-KERNELS(160)
-KERNELS(192)
+// weight [N, K]: boxes of 64 columns and 128 rows. x [M, K]: of 64 columns and half of a tile's tokens. residual, hidden
+// [M, N]: of 64 columns and a tile's tokens. columns [N]. partial [M, N / 128]. features: N / 128. chunks: K / 64.
+extern "C" __global__ __launch_bounds__(kProductThreads, 1) void residual_160(
+    const __grid_constant__ CUtensorMap weight, const __grid_constant__ CUtensorMap x,
+    const __grid_constant__ CUtensorMap residual, const __grid_constant__ CUtensorMap hidden,
+    const __nv_bfloat16* columns, float* partial, int num_tokens, int features, int chunks) {
+    product<160>({&weight, &x, &residual, &hidden}, columns, partial, {num_tokens, features, chunks});
+}

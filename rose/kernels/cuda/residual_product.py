@@ -18,23 +18,20 @@ if TYPE_CHECKING:
 
     from rose.kernels.cuda.library import CudaLibrary
 
-# Rows of the weight in a tile; threads of a block.
-FEATURES, _THREADS = 128, 384
+# Rows of the weight and of x in a tile; blocks that share these; threads of a block.
+FEATURES, TOKENS, _BLOCKS, _THREADS = 128, 160, 2, 384
 
 
 class ResidualProduct:
-    """A kernel of residual_product.cu, compiled into `library`.
+    """The kernel of residual_product.cu, compiled into `library`.
 
-    tokens: rows of x in a tile, as in rose.aot.products.OWN_PRODUCTS. paired: blocks go in pairs, whose tiles
-    have the same rows of x and fetch these together. processors: of the GPU, on each of which a block runs.
+    processors: of the GPU, on each of which a block runs.
     """
 
-    def __init__(self, library: CudaLibrary, tokens: int, *, paired: bool, processors: int) -> None:
+    def __init__(self, library: CudaLibrary, processors: int) -> None:
         self._library = library
-        self._tokens, self._blocks = tokens, 1 + paired
-        self._processors = processors // self._blocks * self._blocks
-        self._kernel = f"residual{'_paired' * paired}_{tokens}"
-        late = [clusters(library.driver, 2)] if paired else []
+        self._processors = processors // _BLOCKS * _BLOCKS
+        late = [clusters(library.driver, _BLOCKS)]
         self._attributes = {False: late, True: [early(library.driver), *late]}
 
     def __call__(
@@ -62,23 +59,23 @@ class ResidualProduct:
         multiples of 16 bytes.
 
         Raises:
-            ValueError: there are no rows, K is no multiple of 64, or N none of 128, or of 256 for pairs.
+            ValueError: there are no rows, K is no multiple of 64, or N none of 256.
             CudaError: the driver refused it.
         """
         (x, weight, columns), (residual, hidden, partial) = factors, results
         (m, k), n = x.shape, len(weight)
-        if m == 0 or k == 0 or k % CHUNK or n % (self._blocks * FEATURES):
-            raise ValueError(f"{self._kernel} of {m} rows and a weight [{n}, {k}]")
-        tensor_map, tokens = self._library.tensor_map, self._tokens
+        if m == 0 or k == 0 or k % CHUNK or n % (_BLOCKS * FEATURES):
+            raise ValueError(f"a residual product of {m} rows and a weight [{n}, {k}]")
+        tensor_map = self._library.tensor_map
         maps = (
             tensor_map(*plain_view(weight.data_ptr(), n, k, rows=FEATURES)),
-            tensor_map(*rows_view(x.data_ptr(), (m, k), tokens // self._blocks)),
-            tensor_map(*rows_view(residual.data_ptr(), (m, n), tokens)),
-            tensor_map(*rows_view(hidden.data_ptr(), (m, n), tokens)),
+            tensor_map(*rows_view(x.data_ptr(), (m, k), TOKENS // _BLOCKS)),
+            tensor_map(*rows_view(residual.data_ptr(), (m, n), TOKENS)),
+            tensor_map(*rows_view(hidden.data_ptr(), (m, n), TOKENS)),
         )
         addresses = (ctypes.c_void_p(columns.data_ptr()), ctypes.c_void_p(partial.data_ptr()))
         numbers = (ctypes.c_int(value) for value in (m, n // FEATURES, k // CHUNK))
-        blocks = min(-(-m // tokens) * (n // FEATURES), self._processors)
+        blocks = min(-(-m // TOKENS) * (n // FEATURES), self._processors)
         attributes = self._attributes[current() is not Early.NO]
         config = launch_config(self._library.driver, (blocks, 1), _THREADS, attributes, stream)
-        self._library.launch(self._kernel, config, (*maps, *addresses, *numbers))
+        self._library.launch("residual_160", config, (*maps, *addresses, *numbers))

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from rose.aot.manifest import KernelRecord, sha256_of, write_manifest
-from rose.aot.products import DEFAULT_PRODUCTS, EPILOGUES, OWN_PRODUCTS, Epilogue, ProductKernel
+from rose.aot.products import DEFAULT_PRODUCTS, EPILOGUES, RESIDUAL_PRODUCT, Epilogue, ProductKernel
 from rose.kernels import fused
-from rose.kernels.cuda.cubin import RESIDUAL_PRODUCT, CudaSource
+from rose.kernels.cuda import cubin
 from rose.kernels.cuda.library import CudaLibrary
 from rose.kernels.fused import FusedChoice, FusedGemm, choice, read_table
 from rose.kernels.gemm import WeightKey
@@ -37,9 +37,9 @@ def write(path: Path, *lines: dict[str, object]) -> Path:
 def test_names_are_read_back() -> None:
     assert KERNEL.name == "gemm-swiglu-128x192-pingpong-2x1"
     other = replace(KERNEL, epilogue="scaled-swiglu", pingpong=False)
-    for kernel in (*DEFAULT_PRODUCTS, *OWN_PRODUCTS, other):
+    for kernel in (*DEFAULT_PRODUCTS, RESIDUAL_PRODUCT, other):
         assert ProductKernel.parse(kernel.name) == kernel
-    assert OWN_PRODUCTS[-1].name == "cuda-residual-192x128-1x2"
+    assert RESIDUAL_PRODUCT.name == "cuda-residual-160x128-1x2"
     own = ("cuda-residual-64x128-1x1", "cuda-swiglu-160x128-1x1")
     for name in (*own, "gemm-relu-128x192-pingpong-2x1", "fa4", "gemm-swiglu-128-pingpong-2x1"):
         with pytest.raises(ValueError, match="names no product"):
@@ -76,7 +76,7 @@ def test_a_table_of_wrong_kernels_is_refused(tmp_path: Path) -> None:
 def test_the_shipped_table_names_kernels_that_are_built() -> None:
     named = {one.kernel for choices in fused.table().values() for one in choices} - {None}
     assert named
-    assert named <= {*DEFAULT_PRODUCTS, *OWN_PRODUCTS}
+    assert named <= {*DEFAULT_PRODUCTS, RESIDUAL_PRODUCT}
     counts = fused.fused_row_counts()
     used = {choice(choices, m) for choices in fused.table().values() for m in counts}
     assert named <= {one.kernel for one in used if one is not None}
@@ -153,19 +153,18 @@ def test_without_a_kernel_nothing_is_fused(folder: Path, caplog: pytest.LogCaptu
     assert fused.fused_gemm("gelu", 4096, 64, 32) is None
 
 
-def test_own_products_are_loaded_from_their_cubin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = FakeDriver()
-    libraries: dict[CudaSource, CudaLibrary] = {}
+def test_our_own_product_is_loaded_from_its_cubin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries: dict[cubin.CudaSource, CudaLibrary] = {}
     monkeypatch.setattr(fused, "cuda_library", libraries.get)
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda: SimpleNamespace(multi_processor_count=132)
     )
-    assert fused.load(OWN_PRODUCTS[0]) is None
-    libraries[RESIDUAL_PRODUCT] = CudaLibrary(Path("some.cubin"), 0, driver)
+    assert fused.load(RESIDUAL_PRODUCT) is None
+    libraries[cubin.RESIDUAL_PRODUCT] = CudaLibrary(Path("some.cubin"), 0, FakeDriver())
     fused.load.cache_clear()
-    loaded = [fused.load(kernel) for kernel in OWN_PRODUCTS]
-    assert [one.kernel for one in loaded if one is not None] == [*OWN_PRODUCTS]
-    assert {one.sum_parts(1024) for one in loaded if one is not None} == {8}
+    loaded = fused.load(RESIDUAL_PRODUCT)
+    assert loaded is not None
+    assert (loaded.kernel, loaded.sum_parts(1024)) == (RESIDUAL_PRODUCT, 8)
 
 
 def test_without_a_gpu_no_kernel_is_looked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

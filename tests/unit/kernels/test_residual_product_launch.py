@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from rose.aot.products import OWN_PRODUCTS, ProductKernel
-from rose.kernels.cuda import residual_product
-from rose.kernels.cuda.cubin import RESIDUAL_PRODUCT
+from rose.aot.products import RESIDUAL_PRODUCT
+from rose.kernels.cuda import cubin, residual_product
 from rose.kernels.cuda.library import CudaLibrary
-from rose.kernels.cuda.residual_product import FEATURES, ResidualProduct
+from rose.kernels.cuda.residual_product import FEATURES, TOKENS, ResidualProduct
 from rose.kernels.early import Early, launching
 from rose.kernels.fused import FusedGemm
 from tests.unit.kernels.fake_driver import FakeDriver
@@ -39,11 +37,9 @@ def _stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=77))
 
 
-def _kernel(driver: FakeDriver, tokens: int = 160, *, paired: bool = False) -> FusedGemm:
-    product = ResidualProduct(
-        CudaLibrary(Path("some.cubin"), 0, driver), tokens, paired=paired, processors=133
-    )
-    return FusedGemm(ProductKernel.parse(f"cuda-residual-{tokens}x128-1x{1 + paired}"), product, 133)
+def _kernel(driver: FakeDriver) -> FusedGemm:
+    product = ResidualProduct(CudaLibrary(Path("some.cubin"), 0, driver), processors=133)
+    return FusedGemm(RESIDUAL_PRODUCT, product, 133)
 
 
 def _tensors(m: int, n: int, k: int) -> list[torch.Tensor]:
@@ -52,65 +48,55 @@ def _tensors(m: int, n: int, k: int) -> list[torch.Tensor]:
     return [*(torch.zeros(shape, dtype=BF16) for shape in shapes), torch.zeros(m * n // 16)]
 
 
-@pytest.mark.parametrize("paired", [False, True])
-def test_a_launch_says_where_all_is(driver: FakeDriver, paired: bool) -> None:
+def test_a_launch_says_where_all_is(driver: FakeDriver) -> None:
     x, weight, residual, columns, out, sums = _tensors(300, 512, 192)
-    partial = _kernel(driver, paired=paired).residual(x, weight, residual, columns, out, sums)
+    partial = _kernel(driver).residual(x, weight, residual, columns, out, sums)
     (call,) = driver.launches
-    name = "residual_paired_160" if paired else "residual_160"
-    assert (call.kernel, call.grid, call.block) == (name, (8, 1, 1), (384, 1, 1))
+    assert (call.kernel, call.grid, call.block) == ("residual_160", (8, 1, 1), (384, 1, 1))
     assert (call.shared, call.stream) == (227 * 1024, 77)
-    assert (call.cluster, call.count) == (((2, 1, 1), 1) if paired else (None, 0))
+    assert (call.cluster, call.count) == ((2, 1, 1), 1)
     assert call.seen == [columns.data_ptr(), sums.data_ptr(), 300, 4, 3]
     assert (partial.data_ptr(), partial.shape) == (sums.data_ptr(), (300, 4))
-    # Sizes, strides in bytes and boxes: of a pair of blocks, each fetches half of a tile's rows of x.
+    # Sizes, strides in bytes and boxes: each of a pair of blocks fetches half of a tile's rows of x.
     assert driver.maps == [
         (weight.data_ptr(), [192, 512], [384], [64, 128], [1, 1]),
-        (x.data_ptr(), [192, 300], [384], [64, 80 if paired else 160], [1, 1]),
+        (x.data_ptr(), [192, 300], [384], [64, 80], [1, 1]),
         (residual.data_ptr(), [512, 300], [1024], [64, 160], [1, 1]),
         (out.data_ptr(), [512, 300], [1024], [64, 160], [1, 1]),
     ]
 
 
-@pytest.mark.parametrize(("paired", "blocks"), [(False, 133), (True, 132)])
-def test_no_more_blocks_than_run_at_once(driver: FakeDriver, paired: bool, blocks: int) -> None:
-    _kernel(driver, 128, paired=paired).residual(*_tensors(128 * 17, 1024, 64))
-    assert driver.launches[0].grid == (blocks, 1, 1)
+def test_no_more_pairs_of_blocks_than_run_at_once(driver: FakeDriver) -> None:
+    _kernel(driver).residual(*_tensors(160 * 17, 1024, 64))
+    assert driver.launches[0].grid == (132, 1, 1)
 
 
-@pytest.mark.parametrize("paired", [False, True])
 @pytest.mark.parametrize("early", Early)
-def test_it_comes_up_early_where_others_do(driver: FakeDriver, early: Early, paired: bool) -> None:
+def test_it_comes_up_early_where_others_do(driver: FakeDriver, early: Early) -> None:
     with launching(early):
-        _kernel(driver, paired=paired).residual(*_tensors(1, 256, 64))
+        _kernel(driver).residual(*_tensors(1, 256, 64))
     (call,) = driver.launches
     assert call.early == (1 if early else None)
-    assert call.cluster == ((2, 1, 1) if paired else None)
+    assert call.cluster == (2, 1, 1)
 
 
-@pytest.mark.parametrize(
-    ("shape", "paired"),
-    [((0, 256, 64), False), ((1, 256, 32), False), ((1, 192, 64), False), ((1, 384, 64), True)],
-)
-def test_other_sizes_are_refused(driver: FakeDriver, shape: tuple[int, int, int], paired: bool) -> None:
+@pytest.mark.parametrize("shape", [(0, 256, 64), (1, 256, 32), (1, 192, 64), (1, 384, 64)])
+def test_other_sizes_are_refused(driver: FakeDriver, shape: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="rows and a weight"):
-        _kernel(driver, paired=paired).residual(*_tensors(*shape))
+        _kernel(driver).residual(*_tensors(*shape))
     assert not driver.launches
 
 
-def test_the_source_has_these_sizes_and_kernels() -> None:
-    text = " ".join(RESIDUAL_PRODUCT.path.read_text("utf-8").replace("\\\n", " ").split())
+def test_the_source_has_these_sizes() -> None:
+    text = " ".join(cubin.RESIDUAL_PRODUCT.path.read_text("utf-8").split())
     assert f"kFeatures = 2 * kTileRows; constexpr int kProductThreads = kComputing + {_fetching()}," in text
     assert FEATURES == 2 * 64
-    tokens = [int(tokens) for tokens in re.findall(r"\bKERNELS\((\d+)\)", text)]
-    built = [(kernel.tile_m, kernel.tile_n, kernel.cluster_n) for kernel in OWN_PRODUCTS]
-    assert built == [(rows, FEATURES, together) for rows in tokens for together in (1, 2)]
-    kinds = set(re.findall(r"KERNEL\((\w+)##tokens, tokens, (\w+)\)", text))
-    assert kinds == {("residual_", "false"), ("residual_paired_", "true")}
+    assert f"product<{TOKENS}>(" in text
+    assert (RESIDUAL_PRODUCT.tile_m, RESIDUAL_PRODUCT.tile_n) == (TOKENS, FEATURES)
     names = ("weight", "x", "residual", "hidden")
     maps = ", ".join(f"const __grid_constant__ CUtensorMap {name}" for name in names)
     numbers = "const __nv_bfloat16* columns, float* partial, int num_tokens, int features, int chunks"
-    assert f"void name( {maps}, {numbers})" in text
+    assert f"void residual_160( {maps}, {numbers})" in text
 
 
 def _fetching() -> int:
