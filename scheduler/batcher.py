@@ -296,11 +296,15 @@ class Batcher:
             return
         now_s = self._clock()
         self._in_flight.finish(now_s)
-        step_ms = (now_s - step.started_s) * 1e3
+        scatter(step.sequences, result, now_s)
+        # Behind those who have waited for these rows: their answers come first.
+        self._loop.call_soon(self._learn, step, (now_s - step.started_s) * 1e3, measurable)
+
+    def _learn(self, step: Step, step_ms: float, measurable: bool) -> None:
+        """Count a step that took so long, and what it says of the next."""
         self._metrics.step_ms.observe(step_ms)
         if measurable and step_ms > 0:
             self._pacer.cost.observe(step.num_tokens, len(step.sequences), step_ms)
-        scatter(step.sequences, result, now_s)
 
     def _step_failed(self, sequences: list[JobSequence], error: Exception) -> None:
         """End the jobs of a failed batch, or run its halves if memory was short.

@@ -62,7 +62,13 @@ class SequenceQueue:
         Rows of ended jobs are dropped, and jobs whose deadline has passed end here with DeadlineExpired.
         Half batches that run again are never joined with others. Empty when nothing waits.
         """
-        batch: list[Sequence] = []
+        self.drop_ended(now_s)
+        if self._is_one_batch(max_tokens, max_rows):
+            batch = list(self._waiting)
+            self.drop(batch[0].job)
+            self._waiting.clear()
+            return batch
+        batch = []
         tokens = rows = 0
         kinds = NO_TOKEN_OUTPUTS
         while rows < max_rows:
@@ -90,6 +96,16 @@ class SequenceQueue:
         self.num_seqs -= len(batch)
         self.num_tokens -= tokens
         return batch
+
+    def _is_one_batch(self, max_tokens: int, max_rows: int) -> bool:
+        """Whether all that waits is of one job and makes one batch, as it mostly is for few clients."""
+        if not self._waiting:
+            return False
+        first, last = self._waiting[0], self._waiting[-1]
+        job, kinds = first.job, first.job.token_outputs
+        if job.waiting_seqs != len(self._waiting) or first.retry != last.retry or job.num_rows > max_rows:
+            return False
+        return job.waiting_tokens <= (min(max_tokens, self._most_tokens(kinds)) if kinds else max_tokens)
 
     def drop_ended(self, now_s: float) -> None:
         """Forget what comes first of ended jobs, and of those whose deadline has passed, which end here."""
