@@ -137,6 +137,18 @@ def test_halves_run_again_first_apart_and_in_order(bench: Bench) -> None:
     assert not bench.queue.retrying
 
 
+def test_a_job_alone_is_taken_whole_if_it_fits(bench: Bench) -> None:
+    job = bench.add(10, 20, 30)
+    assert bench.take(max_tokens=59) == [10, 20]
+    assert bench.take(max_tokens=30, max_seqs=3) == [30]
+    assert (bench.queue.num_seqs, bench.queue.num_tokens, job.waiting_seqs) == (0, 0, 0)
+    bench.add(1, 2, 3)
+    bench.queue.retry_halves(bench.queue.take(6, 3, 0.0))
+    assert [bench.take(), bench.take(), bench.take()] == [[1], [2, 3], []]
+    bench.add(4, 5).future.cancel()
+    assert bench.take() == []
+
+
 def test_halves_of_a_later_batch_wait_behind_those_of_an_earlier_one(bench: Bench) -> None:
     bench.add(1, 2, 3, 4)
     first, second = (bench.queue.take(100, 2, 0.0) for _ in range(2))
