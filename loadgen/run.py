@@ -136,13 +136,19 @@ def _empty(plan: Plan, models: list[ServedModel], left_out: list[str]) -> Result
         inputs = f"text of {source.corpus and source.corpus.name}, lengths {exact}"
     return Results(
         started=now(),
-        command=["python -m loadgen", *sys.argv[1:]],
+        command=["python -m loadgen", *map(_without_folders, sys.argv[1:])],
         machine=machine(),
         targets=[{"name": t.name, "url": t.url, "api": t.api, "model": t.model} for t in plan.targets],
         servers=[model.told for model in models],
         inputs=inputs,
         left_out=left_out,
     )
+
+
+def _without_folders(argument: str) -> str:
+    """Reports are passed on: where on this machine a file lies is nobody's business."""
+    path = Path(argument)
+    return path.name if path.is_absolute() else argument
 
 
 def _with_vocabulary(source: Source, models: list[ServedModel]) -> Source:

@@ -65,8 +65,8 @@ class SequenceQueue:
         self.drop_ended(now_s)
         if self._is_one_batch(max_tokens, max_rows):
             batch = list(self._waiting)
-            self.drop(batch[0].job)
             self._waiting.clear()
+            self.drop(batch[0].job)
             return batch
         batch = []
         tokens = rows = 0

@@ -36,7 +36,9 @@ def test_a_killed_run_leaves_what_it_measured_and_is_gone_on_with(tmp_path: Path
             assert run.stderr.readline().startswith("[1/5] latency 1×8 A: p50 ")
             run.send_signal(signal.SIGKILL)
             assert run.wait(10) == -signal.SIGKILL
-        first = compare.read(tmp_path / "report.json").cases[0]
+        report = compare.read(tmp_path / "report.json")
+        assert report.command[-6:] == ["--report", tmp_path.name, *flags], "no folders of this machine"
+        first = report.cases[0]
         assert first.name == "1×8" and first.streams[0].service.count >= 20
         assert {"report.md", "report.html"} <= {path.name for path in tmp_path.iterdir()}
         sent = stub.requests

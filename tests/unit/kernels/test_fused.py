@@ -104,6 +104,12 @@ def test_in_the_shipped_table_a_whole_layer_is_fused_or_none_of_its_parts() -> N
         assert found in ([False] * 4, [True, True, False, False], [False, False, True, True])
 
 
+@pytest.mark.parametrize("m", [10_240, 25_600, 51_200])
+def test_where_our_own_product_is_not_built_heads_are_fused(m: int) -> None:
+    assert shipped("residual", m, 1024, 2048) is not None
+    assert shipped("unscaled-rope", m, 4096, 1024) is not None
+
+
 def test_tiles_that_all_run_at_once_where_they_were_measured_are_not_taken_for_more_rows() -> None:
     for rows in range(512, 1025, 64):
         for (_, n, _k), choices in fused.table().items():

@@ -34,6 +34,17 @@ def test_arrivals_of_one_turn_share_a_batch_and_get_their_own_rows() -> None:
     run_virtual(scenario())
 
 
+def test_answers_come_before_what_their_step_teaches() -> None:
+    async def scenario() -> None:
+        async with batching(FakeEngine(service_s=STEP_S)) as batcher:
+            await batcher.run([sequence(5)])
+            assert (batcher.metrics.completed, batcher.metrics.step_ms.count) == (1, 0)
+            await turns()
+            assert batcher.metrics.step_ms.count == 1
+
+    run_virtual(scenario())
+
+
 @pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_runs_on_both_loops(factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def scenario() -> None:
