@@ -221,8 +221,7 @@ class Batcher:
                     return
                 self._launch()
         except Exception as error:
-            _LOG.exception("the scheduler failed")
-            self._die(f"the scheduler failed: {error!r}")
+            self._fail(error)
 
     def _launch(self) -> None:
         """Give the engine the next batch; after this the queue is shorter, whatever the engine says."""
@@ -276,8 +275,7 @@ class Batcher:
                 await self._collect_head()
                 self._turn()
         except Exception as error:
-            _LOG.exception("the scheduler failed")
-            self._die(f"the scheduler failed: {error!r}")
+            self._fail(error)
         finally:
             if not self._draining:
                 self._die("the scheduler was stopped")
@@ -302,9 +300,12 @@ class Batcher:
 
     def _learn(self, step: Step, step_ms: float, measurable: bool) -> None:
         """Count a step that took so long, and what it says of the next."""
-        self._metrics.step_ms.observe(step_ms)
-        if measurable and step_ms > 0:
-            self._pacer.cost.observe(step.num_tokens, len(step.sequences), step_ms)
+        try:
+            self._metrics.step_ms.observe(step_ms)
+            if measurable and step_ms > 0:
+                self._pacer.cost.observe(step.num_tokens, len(step.sequences), step_ms)
+        except Exception as error:
+            self._fail(error)
 
     def _step_failed(self, sequences: list[JobSequence], error: Exception) -> None:
         """End the jobs of a failed batch, or run its halves if memory was short.
@@ -327,6 +328,11 @@ class Batcher:
         kind = StepOutOfMemory if isinstance(error, OutOfMemoryError) else StepFailed
         for sequence in sequences:
             sequence.job.fail(kind(str(error)))
+
+    def _fail(self, error: Exception) -> None:
+        """A fault of the scheduler's own, which is being handled: nothing it does can be relied on now."""
+        _LOG.exception("the scheduler failed")
+        self._die(f"the scheduler failed: {error!r}")
 
     def _die(self, reason: str) -> None:
         """The engine is gone: everything ends, and nothing is accepted any more."""
