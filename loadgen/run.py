@@ -147,8 +147,9 @@ def _empty(plan: Plan, models: list[ServedModel], left_out: list[str]) -> Result
 
 def _without_folders(argument: str) -> str:
     """Reports are passed on: where on this machine a file lies is nobody's business."""
-    path = Path(argument)
-    return path.name if path.is_absolute() else argument
+    flag, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+    path = Path(value)
+    return f"{flag}{equals}{path.name}" if path.is_absolute() else argument
 
 
 def _with_vocabulary(source: Source, models: list[ServedModel]) -> Source:

@@ -47,7 +47,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         "--head-dim", action="append", type=int, default=[], help="only this size; repeatable"
     )
     parser.add_argument(
-        "--product", action="append", type=_built_here, default=[],
+        "--product", action="append", type=_product, default=[],
         help="only this product with an epilogue, such as gemm-gelu-128x192-pingpong-2x1; repeatable",
     )  # fmt: skip
     parser.add_argument("--arch", default=HOPPER, help="nvcc's name of the GPU (default: %(default)s)")
@@ -61,15 +61,18 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _built_here(name: str) -> ProductKernel:
+def _product(name: str) -> ProductKernel:
     """The product of that name.
 
     Raises:
-        ValueError: there is none, or another command builds it.
+        argparse.ArgumentTypeError: there is none, or another command builds it.
     """
-    kernel = ProductKernel.parse(name)
+    try:
+        kernel = ProductKernel.parse(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
     if kernel.own:
-        raise ValueError(f"python -m rose.kernels.cuda.build builds {name}")
+        raise argparse.ArgumentTypeError(f"python -m rose.kernels.cuda.build builds {name}")
     return kernel
 
 

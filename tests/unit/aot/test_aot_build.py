@@ -167,7 +167,9 @@ def test_a_missing_package_names_the_extra(
     assert command.main(["--kernel", "fa4", "--head-dim", "7", "--out", str(tmp_path)]) == 2
 
 
-def test_any_product_can_be_built_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_product_can_be_built_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     name = "gemm-residual-64x96x128-cooperative-2x1-early"
     monkeypatch.setattr(
         command, "_run_builder", lambda module, arguments, environment: Path(arguments[-1]).touch()
@@ -177,9 +179,14 @@ def test_any_product_can_be_built_by_its_name(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(command, "cuda_version", lambda home: "13.0")
     assert command.main(["--product", name, "--out", str(tmp_path), "--work", str(tmp_path / "w")]) == 0
     assert [record.kernel for record in read_manifest(tmp_path)] == [name]
-    for other in ("gemm-relu-64x64-cooperative-1x1", "cuda-residual-160x128-1x2"):  # the last is nvcc's
+    refused = {
+        "gemm-relu-64x64-cooperative-1x1": "names no product",
+        "cuda-residual-160x128-1x2": "python -m rose.kernels.cuda.build builds",
+    }
+    for other, why in refused.items():
         with pytest.raises(SystemExit):
             command.main(["--product", other])
+        assert why in capsys.readouterr().err
 
 
 def test_where_kernels_are_looked_for(
