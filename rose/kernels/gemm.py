@@ -118,7 +118,7 @@ def fetches_early(m: int, keys: Collection[WeightKey]) -> bool:
 @functools.cache
 def table() -> Mapping[WeightKey, Sequence[GemmChoice]]:
     """The choices for each weight by rising max_m, read once."""
-    from rose.kernels.cuda.launch import skinny_kernels
+    from rose.kernels.cuda.skinny_gemm import skinny_kernels
 
     return table_in_use(skinny=skinny_kernels() is not None)
 
@@ -201,6 +201,6 @@ def swiglu_gemm(x: Tensor, weight: Tensor, plan: GemmPlan | SkinnyPlan, out: Ten
 
 
 def _skinny_gemm(x: Tensor, weight: Tensor, plan: SkinnyPlan, out: Tensor) -> None:
-    from rose.kernels.cuda.launch import skinny_gemm
+    from rose.kernels.cuda.skinny_gemm import skinny_gemm
 
     skinny_gemm(x, weight, plan, out)

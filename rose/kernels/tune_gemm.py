@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from rose.kernels.activation import add_bias, bias_gelu, silu_mul
-from rose.kernels.cuda.launch import skinny_kernels
 from rose.kernels.cuda.plan import CHUNK, SHARED_BYTES, TOKEN_TILES, SkinnyPlan, token_tile
+from rose.kernels.cuda.skinny_gemm import skinny_kernels
 from rose.kernels.early import early_for, launching
 from rose.kernels.gemm import (
     TABLE_PATH,

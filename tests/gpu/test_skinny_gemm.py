@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rose.kernels.activation import silu_mul
-from rose.kernels.cuda.launch import skinny_kernels
 from rose.kernels.cuda.plan import SkinnyPlan
+from rose.kernels.cuda.skinny_gemm import skinny_kernels
 from rose.kernels.early import Early, launching
 from rose.kernels.gemm import split_k_gemm, swiglu_gemm
 from rose.kernels.norm import RmsNorm, add_rms_norm

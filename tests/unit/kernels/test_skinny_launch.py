@@ -13,7 +13,7 @@ from cuda.bindings import driver as real
 
 from cuda_utils.errors import CudaError
 from rose.kernels import gemm
-from rose.kernels.cuda import cubin, launch
+from rose.kernels.cuda import cubin, skinny_gemm
 from rose.kernels.cuda.library import CudaLibrary
 from rose.kernels.cuda.plan import SHARED_BYTES, SkinnyPlan
 from tests.unit.kernels.fake_driver import FakeDriver
@@ -33,7 +33,7 @@ def driver():
 
 @pytest.fixture
 def kernels(driver):
-    return launch.SkinnyKernels(CudaLibrary(Path("some.cubin"), 0, driver))
+    return skinny_gemm.SkinnyKernels(CudaLibrary(Path("some.cubin"), 0, driver))
 
 
 def _tensors(m: int, n: int, k: int, splits: int) -> tuple[torch.Tensor, ...]:
