@@ -91,7 +91,7 @@ def test_a_refused_launch_raises(kernels, driver):
 
 
 def test_without_kernels_a_product_says_what_to_run(monkeypatch):
-    monkeypatch.setattr(launch, "skinny_kernels", lambda: None)
+    monkeypatch.setattr(skinny_gemm, "skinny_kernels", lambda: None)
     x, weight, out = _tensors(16, 128, 512, 2)
     with pytest.raises(RuntimeError, match=r"run python -m rose\.kernels\.cuda\.build"):
         gemm.split_k_gemm(x, weight, SkinnyPlan(2, 1, 1, 4), out)
