@@ -121,9 +121,8 @@ class CrossEncoder:
             raise invalid(f"{fit.place(index)} has no tokens", fit.name)
         num_tokens = sum(map(len, sequences))
         self._pipeline.check_total(num_tokens, fit.name)
-        return await self._pipeline.run(
-            Ready(sequences, num_tokens, started_s, deadline, types), np.ascontiguousarray
-        )
+        ready = Ready(sequences, num_tokens, started_s, deadline, types)
+        return await self._pipeline.run(ready, lambda result: np.ascontiguousarray(result.vectors))
 
     def _limit(self, fit: _Fit) -> int:
         """Tokens that one sequence may have."""

@@ -14,10 +14,9 @@ import msgspec
 import numpy as np
 
 from gateway.deadline import Deadline
-from gateway.encoding import finish
 from gateway.errors import ApiError, ErrorKind
 from gateway.inputs import invalid
-from gateway.pipeline import Embedded, Pipeline, Ready
+from gateway.pipeline import Embedded, Pipeline, Ready, finished
 from gateway.tokenization.base import SpecialTokens
 from rose.batch import Int32
 
@@ -71,7 +70,7 @@ class LateChunker:
         num_tokens = sum(map(len, sequences))
         self._pipeline.check_total(num_tokens, job.name, job.max_request_tokens)
         ready = Ready(sequences, num_tokens, started_s, job.deadline, spans=[own for _, own in joined])
-        return await self._pipeline.run(ready, lambda rows: finish(rows, job.dimensions, job.normalize))
+        return await self._pipeline.run(ready, lambda result: finished(result, job.dimensions, job.normalize))
 
     def _join(self, chunks: list[Int32], template: SpecialTokens) -> tuple[Int32, Int32]:
         """One document's ids, and the places i32[k, 2] of its chunks in them."""

@@ -162,7 +162,7 @@ class Pipeline:
         sequences = self._fit(await self._sequences(job), job)
         num_tokens, kinds = self._count(sequences, job), self._token_outputs(job)
         ready = Ready(sequences, num_tokens, started_s, job.deadline, token_outputs=kinds)
-        return await self.run(ready, lambda vectors: finish(vectors, job.dimensions, job.normalize))
+        return await self.run(ready, lambda result: finished(result, job.dimensions, job.normalize))
 
     def check_outputs(self, outputs: tuple[str, ...]) -> None:
         """Refuse outputs that the model does not give.
@@ -177,8 +177,8 @@ class Pipeline:
             message = f"model {self.info.model} {does}; it gives no {_GIVES[missing[0]]}"
             raise ApiError(ErrorKind.NOT_SUPPORTED, message, param="model")
 
-    async def run(self, ready: Ready, finishing: Callable[[Float32], Float32]) -> Embedded:
-        """Run what is tokenised; `finishing` makes of the engine's vectors what is asked for.
+    async def run(self, ready: Ready, finishing: Callable[[JobResult], Float32]) -> Embedded:
+        """Run what is tokenised; `finishing` makes vectors of the scheduler's result as they are asked for.
 
         Raises:
             ApiError: what tokens give is too much, or not finite.
@@ -201,7 +201,7 @@ class Pipeline:
             tokens = Tokens(ready.sequences, result.tokens, hold)
             tokens.check()
         return Embedded(
-            vectors=finishing(result.vectors),
+            vectors=finishing(result),
             int8=result.int8,
             num_tokens=ready.num_tokens,
             tokenization_ms=tokenization_s * 1e3,
@@ -329,6 +329,11 @@ class Pipeline:
         num_tokens = sum(lengths)
         self.check_total(num_tokens, inputs.name, job.max_request_tokens)
         return num_tokens
+
+
+def finished(result: JobResult, dimensions: int, normalize: bool) -> Float32:
+    """The vectors of `result`, cut and normalised; see `gateway.encoding.finish`."""
+    return finish(result.vectors, dimensions, normalize, result.squares)
 
 
 def max_tokens(info: EngineInfo) -> int:

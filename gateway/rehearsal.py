@@ -233,8 +233,11 @@ class _SilentEngine:
     def __init__(self, info: EngineInfo) -> None:
         self._info = info
         shape = (info.max_batch_seqs, info.dimensions)
-        self._vectors = np.ones(shape, np.float32)
-        self._int8 = np.ones(shape, np.int8) if info.has_int8 else None
+        self._ones = BatchResult(
+            np.ones(shape, np.float32),
+            np.ones(shape, np.int8) if info.has_int8 else None,
+            squares=np.full(shape[0], info.dimensions, np.float32),
+        )
 
     @property
     def info(self) -> EngineInfo:
@@ -243,10 +246,9 @@ class _SilentEngine:
 
     def step(self, batch: RaggedBatch) -> _Known:
         """See rose.batch.Engine."""
-        if batch.token_outputs or batch.num_rows > len(self._vectors):
+        if batch.token_outputs or batch.num_rows > len(self._ones.vectors):
             raise StepError("this is not rehearsed")
-        rows = slice(batch.num_rows)
-        return _Known(BatchResult(self._vectors[rows], None if self._int8 is None else self._int8[rows]))
+        return _Known(self._ones.rows(0, batch.num_rows))
 
     def stats(self) -> Mapping[str, object]:
         """See rose.batch.Engine."""

@@ -103,6 +103,7 @@ class BatchResult:
     vectors: f32[R, D], pooled, neither normalised nor cut to fewer dimensions; of scorers: raw logits.
     int8: i8[R, D] = round(tanh(vectors) * 127), half to even, of models that have this quantiser; else None.
     non_finite: rows whose vector holds a NaN or an infinity; they must not be served.
+    squares: f32[R], each vector's sum of squares as fp32 gives it, which may be infinite; None: not known.
     tokens: f32[T, W] of each kind that the batch asks for, a row a token; W is EngineInfo's. They may hold a
         NaN or an infinity where the vectors hold none.
 
@@ -112,7 +113,17 @@ class BatchResult:
     vectors: Float32
     int8: Int8 | None = None
     non_finite: tuple[int, ...] = ()
+    squares: Float32 | None = None
     tokens: Mapping[TokenOutput, Float32] = field(default_factory=dict)
+
+    def rows(self, start: int, end: int) -> BatchResult:
+        """Views of rows [start, end), without what tokens give."""
+        int8, squares = self.int8, self.squares
+        return BatchResult(
+            self.vectors[start:end],
+            None if int8 is None else int8[start:end],
+            squares=None if squares is None else squares[start:end],
+        )
 
 
 class LazyTensor(Protocol):

@@ -174,7 +174,8 @@ class CudaForward:
             begin(batch.attention, batch.cu_seqlens, num_tokens)
             self._model.forward(batch, self._outputs(key))
             if self.delivers:
-                delivery.deliver(self._result_ptr, self._output_words[: -(-self.output_bytes(num_seqs) // 4)])
+                words = self._output_words[: -(-self.output_bytes(num_seqs) // 4)]
+                delivery.deliver(self._result_ptr, words, (num_seqs, self._dimensions))
 
     def _outputs(self, key: GraphKey) -> Outputs:
         num_seqs, tokens = key.num_seqs, self._token_outputs(key)

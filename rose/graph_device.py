@@ -67,6 +67,7 @@ class Forward(GraphDevice[StagingSlot], Protocol):
     def delivers(self) -> bool:
         """Whether forwards, eager or captured, write the output to the host address that is staged.
 
+        Behind it, from the next multiple of 4 bytes on, then lie the vectors' sums of squares, f32[S].
         If not, it has to be copied from `output_ptr`. What tokens give always has to be copied.
         """
         ...

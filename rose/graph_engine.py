@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import get_ident
 
 import numpy as np
@@ -27,6 +27,7 @@ from rose.graph_runner import Entry, Execution, GraphKey, GraphLimits, GraphRunn
 from rose.inflection import inflection_point
 from rose.limits import StepLimits
 from rose.rehearsal import Rehearsal
+from rose.result_layout import ResultLayout
 from rose.staging import StagingRing, StagingSlot
 from rose.step_errors import as_engine_error, marked
 from rose.step_time import StepTimes
@@ -72,6 +73,7 @@ class GraphEngine:
         self._ring = StagingRing(step_slots)
         self._reset = ActivationReset(forward, nouns.memcpy, info, (usual, largest))
         self._events = [nouns.new_event() for _ in step_slots]
+        self._layout = ResultLayout(forward, info)
         self._results = self._result_pool()
         self._runner = self._warmed_up()
         self._buckets = self._runner.buckets(info.max_batch_tokens, info.max_batch_seqs)
@@ -187,15 +189,8 @@ class GraphEngine:
         if shape is None:
             key = self._forward.key_of(*buckets)
             key = key._replace(spans=spans is not None, tokens=tuple(sorted(outputs)))
-            shape = self._shapes[name] = _Shape(key, self._runner.entry(key), self._result_bytes(key))
+            shape = self._shapes[name] = _Shape(key, self._runner.entry(key), self._layout.nbytes(key))
         return shape
-
-    def _result_bytes(self, key: GraphKey) -> int:
-        """Of all rows, those of tokens behind those of sequences."""
-        nbytes = self._forward.output_bytes(key.num_seqs)
-        if not key.tokens:
-            return nbytes
-        return _aligned(nbytes) + key.num_tokens * self._info.bytes_a_token(key.tokens)
 
     def _copy_out(self, key: GraphKey, result: PinnedSlot) -> None:
         """Enqueue the copy of what the forward does not deliver by itself."""
@@ -204,23 +199,8 @@ class GraphEngine:
         if not forward.delivers:
             memcpy.device_to_host(result.ptr, forward.output_ptr, nbytes)
         if key.tokens:
-            at = _aligned(nbytes)
+            at = self._layout.tokens_at(key.num_seqs)
             memcpy.device_to_host(result.ptr + at, forward.tokens_ptr, result.nbytes - at)
-
-    def _rows(self, result: PinnedSlot, batch: RaggedBatch, key: GraphKey) -> BatchResult:
-        """Views of the rows of `batch` among the padded ones that the device writes to `result`."""
-        shape = (batch.num_rows, self._info.dimensions)
-        vectors, int8 = result.view(np.float32, shape), None
-        if self._info.has_int8:
-            int8 = result.view(np.int8, shape, 4 * key.num_seqs * shape[1])
-        if not key.tokens:
-            return BatchResult(vectors, int8)
-        at, tokens = _aligned(self._forward.output_bytes(key.num_seqs)), {}
-        for kind in key.tokens:
-            width = self._info.token_outputs[kind]
-            tokens[kind] = result.view(np.float32, (batch.num_tokens, width), at)
-            at += 4 * key.num_tokens * width
-        return BatchResult(vectors, int8, tokens=tokens)
 
     def _stage(self, slot: StagingSlot, batch: RaggedBatch, key: GraphKey, result_ptr: int = 0) -> None:
         nbytes = slot.fill(batch, key.num_tokens, key.num_seqs, result_ptr)
@@ -253,7 +233,7 @@ class GraphEngine:
         self._tokens += batch.num_tokens
         self._padded += step.key.num_tokens - batch.num_tokens
         self._forward.destroy_retired(step.launches_before)
-        step.rows = self._rows(step.result, batch, step.key)
+        step.rows = self._layout.rows(step.result, batch, step.key)
         step.wrong_rows = self._limits.wrong_rows(batch)
 
     def _finished(self, step: _Step, error: DeviceError | None) -> BatchResult:
@@ -271,7 +251,7 @@ class GraphEngine:
                 self._must_reset = max(self._must_reset, tokens)
         if step.wrong_rows:
             result.vectors[step.wrong_rows] = np.nan
-            result = marked(step.rows)
+            result = marked(replace(step.rows, squares=None))
         self._non_finite += len(result.non_finite)
         return result
 
@@ -298,7 +278,7 @@ class GraphEngine:
         token_bytes = options.max_token_pinned_bytes if info.token_outputs else 0
         results = PinnedPool(self._nouns.allocator, options.max_pinned_bytes + token_bytes)
         for num_seqs in sequence_buckets(info.max_batch_seqs):
-            results.reserve(self._forward.output_bytes(num_seqs), options.max_in_flight + 2)
+            results.reserve(self._layout.delivered_bytes(num_seqs), options.max_in_flight + 2)
         return results
 
     def _warmed_up(self) -> GraphRunner[StagingSlot]:
@@ -326,11 +306,6 @@ class GraphEngine:
         slot = self._ring.free()
         self._stage(slot, batch, key)
         return slot
-
-
-def _aligned(nbytes: int) -> int:
-    """Where in a result the rows of tokens begin, after `nbytes` of others: at a multiple of 64 bytes."""
-    return -(-nbytes // 64) * 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,9 +31,14 @@ def as_engine_error(error: Exception) -> EngineError:
 
 
 def marked(result: BatchResult) -> BatchResult:
-    """`result`, and which of its rows hold a NaN or an infinity. 10 µs at 100 × 1024 if none does."""
-    vectors = result.vectors
-    # One vector's square is finite unless a value is not, or near 1e19; that takes half the time.
+    """`result`, and which of its rows hold a NaN or an infinity. 10 µs at 100 × 1024 if none does.
+
+    1 µs if their squares are known, which are finite unless a value is not, or near 1e19.
+    """
+    vectors, squares = result.vectors, result.squares
+    if squares is not None and math.isfinite(sum(squares.tolist())):
+        return result
+    # For one vector that takes half the time, too.
     if len(vectors) == 1 and math.isfinite(np.vdot(vectors, vectors)):
         return result
     finite = np.isfinite(vectors)

@@ -24,6 +24,7 @@ class JobResult:
     inference_ms: from there to the last sequence's result.
     tokens: f32[T, W] of each kind that was asked for, all sequences' tokens end to end.
     batch_seqs: sequences of the batch that the first of them was in, those of other jobs among them.
+    squares: as of BatchResult, where one step held the whole job and knew them.
     """
 
     vectors: Float32
@@ -32,6 +33,7 @@ class JobResult:
     inference_ms: float
     tokens: Mapping[TokenOutput, Float32] = field(default_factory=dict)
     batch_seqs: int = 0
+    squares: Float32 | None = None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -99,8 +101,10 @@ class Job:
     def _finish(self, rows: BatchResult, now_s: float) -> None:
         launched_s = now_s if self.launched_s is None else self.launched_s
         queue_ms, inference_ms = (launched_s - self.arrived_s) * 1e3, (now_s - launched_s) * 1e3
-        result = JobResult(rows.vectors, rows.int8, queue_ms, inference_ms, rows.tokens, self.batch_seqs)
-        self.future.set_result(result)
+        tokens, squares = rows.tokens, rows.squares
+        self.future.set_result(
+            JobResult(rows.vectors, rows.int8, queue_ms, inference_ms, tokens, self.batch_seqs, squares)
+        )
 
     def __repr__(self) -> str:
         state = "done" if self.done else f"{self.waiting_seqs} waiting, {self._delivered} delivered"
@@ -181,8 +185,7 @@ def scatter(sequences: Rows[Sequence], result: BatchResult, now_s: float) -> Non
     for row in result.non_finite:
         job, own_row = _owner(sequences, row)
         job.fail(StepFailed(f"the model gave a vector with NaN or infinity for input[{own_row}]"))
-    vectors, int8 = result.vectors, result.int8
-    has_spans = len(vectors) != len(sequences)
+    has_spans = len(result.vectors) != len(sequences)
     start = first_row = first_token = 0
     while start < len(sequences):
         job, end = sequences[start].job, start + 1
@@ -190,10 +193,7 @@ def scatter(sequences: Rows[Sequence], result: BatchResult, now_s: float) -> Non
             end += 1
         count = sum(sequence.num_rows for sequence in sequences[start:end]) if has_spans else end - start
         end_row = first_row + count
-        if end - start == len(sequences):
-            rows = result
-        else:
-            rows = BatchResult(vectors[first_row:end_row], None if int8 is None else int8[first_row:end_row])
+        rows = result if end - start == len(sequences) else result.rows(first_row, end_row)
         if result.tokens:
             end_token = first_token + sum(sequence.num_tokens for sequence in sequences[start:end])
             own = {kind: result.tokens[kind][first_token:end_token] for kind in job.token_outputs}

@@ -40,5 +40,5 @@ class Sequences:
             asked.spans,
             asked.token_outputs,
         )
-        embedded = await self._pipeline.run(ready, lambda rows: rows)
+        embedded = await self._pipeline.run(ready, lambda result: result.vectors)
         return answer(wire.answer(embedded), call.answer_media, figures(embedded))

@@ -1,4 +1,4 @@
-"""A copy to an address that is read on the device."""
+"""A copy to an address that is read on the device, and the rows' squares behind it."""
 
 # Triton kernels: parameters have no Python types, and compile-time constants are capitals as in Triton's own.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -15,21 +15,35 @@ from rose.kernels.jit.compile import ceil_div, kernel, launch, wait_for_inputs
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Words a program: 4 warps, 8 words a thread.
+# Words a program takes at a time: 4 warps, 8 words a thread.
 _BLOCK = 1024
 
 
-@kernel("address_ptr", "num_words")
-def _deliver(address_ptr, words_ptr, num_words, BLOCK: tl.constexpr, PDL: tl.constexpr):
+@kernel("address_ptr", "width", "num_words", "share")
+def _deliver(address_ptr, words_ptr, width, num_words, share, BLOCK: tl.constexpr, PDL: tl.constexpr):
     wait_for_inputs(PDL)
     address = tl.load(address_ptr)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = (at < num_words) & (address != 0)
-    words = tl.load(words_ptr + at, mask=mask, other=0)
-    tl.store(address.to(tl.pointer_type(tl.int32)) + at, words, mask=mask)
+    live = address != 0
+    out_ptr = address.to(tl.pointer_type(tl.int32))
+    row, rows = tl.program_id(0), tl.num_programs(0)
+    cols = tl.arange(0, BLOCK)
+    squares = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, width, BLOCK):
+        mask = live & (first + cols < width)
+        at = row * width + first + cols
+        words = tl.load(words_ptr + at, mask=mask, other=0)
+        tl.store(out_ptr + at, words, mask=mask)
+        values = words.to(tl.float32, bitcast=True)
+        squares += values * values
+    tl.store(address.to(tl.pointer_type(tl.float32)) + num_words + row, tl.sum(squares, axis=0), mask=live)
+    for first in range(0, share, BLOCK):
+        at = rows * width + row * share + first + cols
+        mask = live & (first + cols < share) & (at < num_words)
+        tl.store(out_ptr + at, tl.load(words_ptr + at, mask=mask, other=0), mask=mask)
 
 
-def deliver(address: Tensor, words: Tensor) -> None:
+def deliver(address: Tensor, words: Tensor, vectors: tuple[int, int]) -> None:
     """See rose.kernels.delivery.deliver."""
-    grid = (ceil_div(len(words), _BLOCK),)
-    launch(_deliver, grid, address, words, len(words), BLOCK=_BLOCK, num_warps=4)
+    rows, width = vectors
+    share = ceil_div(len(words) - rows * width, rows)
+    launch(_deliver, (rows,), address, words, width, len(words), share, BLOCK=_BLOCK, num_warps=4)

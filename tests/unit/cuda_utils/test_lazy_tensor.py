@@ -17,6 +17,7 @@ from cuda_utils.completion import (
     FAR_S,
     IDLE_TURN_S,
     LATE_S,
+    LINGER_S,
     NAP_S,
     NEAR_S,
     SOON_S,
@@ -247,6 +248,46 @@ def test_a_step_is_told_that_its_end_is_near(due_s: float, expected_s: list[floa
         for pending in (first, second) if behind else (first,):
             before_s = [(pending.due_s or 0.0) - told_s for told_s in pending.told_s]
             assert before_s == pytest.approx(expected_s, abs=2 * TURN_S)
+
+    run_virtual(main())
+
+
+def sleeps_of(loop: asyncio.AbstractEventLoop) -> list[float]:
+    """How long each turn of a virtual loop from now on may sleep, in seconds."""
+    sleeps: list[float] = []
+    selector = loop._jumping  # type: ignore[attr-defined]
+    select = selector.select
+
+    def noted(timeout: float) -> object:
+        sleeps.append(timeout)
+        return select(timeout)
+
+    selector.select = noted
+    return sleeps
+
+
+def test_a_loop_stays_awake_for_a_while_after_the_last_step_and_then_sleeps() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        await Poller(loop.time).wait(PassesAt(loop.time, due_s=2 * NEAR_S))
+        sleeps = sleeps_of(loop)
+        await asyncio.sleep(1.0)
+        slept_s = max(sleeps)
+        assert slept_s == pytest.approx(1.0 - LINGER_S, abs=3 * TURN_S)
+        assert sleeps.index(slept_s) * TURN_S == pytest.approx(LINGER_S, abs=3 * TURN_S)
+
+    run_virtual(main())
+
+
+def test_a_loop_that_stayed_awake_sleeps_through_a_long_step() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        poller = Poller(loop.time)
+        await poller.wait(PassesAt(loop.time, due_s=2 * NEAR_S))
+        await asyncio.sleep(LINGER_S / 2)
+        sleeps = sleeps_of(loop)
+        await poller.wait(PassesAt(loop.time, due_s=loop.time() + 2 * FAR_S))
+        assert max(sleeps[:3]) == pytest.approx(2 * FAR_S - WAKE_EARLY_S, abs=3 * TURN_S)
 
     run_virtual(main())
 

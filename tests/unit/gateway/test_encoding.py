@@ -40,6 +40,17 @@ def test_normalised_rows_have_length_one_and_their_direction(vectors: Float32, d
         np.testing.assert_allclose(row, wanted, rtol=1e-5, atol=1e-6)
 
 
+@given(vectors=matrices, data=st.data(), normalize=st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_known_squares_change_nothing(vectors: Float32, data: st.DataObject, normalize: bool) -> None:
+    """Whether rows are served whole or cut; also where float32 has no room for the squares."""
+    dimensions = data.draw(st.integers(1, vectors.shape[1]))
+    with np.errstate(over="ignore", under="ignore"):
+        squares = np.vecdot(vectors, vectors)
+    rows = finish(vectors, dimensions, normalize, squares)
+    np.testing.assert_allclose(rows, finish(vectors, dimensions, normalize), rtol=2e-7)
+
+
 @given(vectors=matrices, data=st.data(), bad=st.sampled_from([np.nan, np.inf, -np.inf]))
 @settings(max_examples=100, deadline=None)
 def test_a_value_that_is_not_finite_names_its_row(vectors: Float32, data: st.DataObject, bad: float) -> None:

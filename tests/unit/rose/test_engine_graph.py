@@ -45,6 +45,10 @@ def test_random_batches_with_three_in_flight_all_come_back_right(
             check(*running.pop(0))
     for batch, lazy in running:
         check(batch, lazy)
+        squares = lazy.result().squares
+        assert (squares is not None) == delivers
+        if squares is not None:
+            np.testing.assert_allclose(squares, np.square(expected(batch)).sum(axis=1), rtol=1e-6)
 
 
 def test_nothing_staged_is_touched_while_the_device_has_not_read_it(
