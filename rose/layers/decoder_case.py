@@ -136,9 +136,9 @@ class DecoderCase:
             with launching(early):
                 rows.residual.copy_(self._start)
                 rows.hidden.copy_(self._normed)
-                product: Tensor | None = layers[0].project(rows)
-                if fused is not None:
-                    fused.prepare(rows)
+                product: Tensor | None = None
+                if fused is None or not fused.begin(rows):
+                    product = layers[0].project(rows)
                 for index, (layer, following) in enumerate(pairwise(layers)):
                     layer.attend(batch, rows, product)
                     product = None

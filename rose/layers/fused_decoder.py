@@ -71,8 +71,9 @@ class FusedDecoder:
         self._layers = layers
         self._lookup = lookup
         self._chosen: dict[int, _Kernels | FusedGemm | None] = {}
-        self._qkv = [with_pairs_adjacent(layer.qkv, layer.rope) for layer in layers[1:]]
-        self._columns = [rope_columns(layer.rope, layer.qkv.dtype) for layer in layers[1:]]
+        self._first: dict[int, FusedGemm | None] = {}
+        self._qkv = [with_pairs_adjacent(layer.qkv, layer.rope) for layer in layers]
+        self._columns = [rope_columns(layer.rope, layer.qkv.dtype) for layer in layers]
         self._table = angle_table(first.rope)
         self._angles = torch.zeros(max_tokens, HEAD_DIM, dtype=self._table.dtype, device=device)
         self._scale = torch.zeros(max_tokens, device=device)
@@ -91,7 +92,7 @@ class FusedDecoder:
     def using(self, lookup: FusedLookup) -> FusedDecoder:
         """The same weights and buffers, by other kernels."""
         other = copy(self)
-        other._lookup, other._chosen = lookup, {}
+        other._lookup, other._chosen, other._first = lookup, {}, {}
         return other
 
     def takes(self, num_tokens: int) -> bool:
@@ -103,8 +104,23 @@ class FusedDecoder:
         return isinstance(self._kernels(num_tokens), FusedGemm)
 
     def prepare(self, rows: DecoderBuffers) -> None:
-        """Once a forward: look up the angles of rows.positions, before the first `step` or `follow`."""
+        """Once a forward, by `begin` or before the first `step` or `follow`: the angles of rows.positions."""
         torch.index_select(self._table, 0, rows.positions, out=self._angles[: len(rows.positions)])
+
+    def begin(self, rows: DecoderBuffers) -> bool:
+        """`prepare`, and rows.qkv of the first layer, normed and rotated, of rows.hidden.
+
+        False: the first layer's product has to be made in another way.
+        """
+        self.prepare(rows)
+        num_tokens = len(rows.hidden)
+        if num_tokens not in self._first:
+            shape = self._layers[0].qkv.shape
+            self._first[num_tokens] = self._lookup("unscaled-rope", num_tokens, *shape)
+        kernel = self._first[num_tokens]
+        if kernel is not None:
+            self._heads(kernel, 0, None, rows)
+        return kernel is not None
 
     def step(self, index: int, rows: DecoderBuffers) -> None:
         """From rows.context of layer `index` to rows.qkv of the next, normed and rotated.
@@ -132,7 +148,7 @@ class FusedDecoder:
         scale = add(kernels.output, rows.context, layer.output, layer.mlp_norm)
         kernels.gate_up.scaled_swiglu(rows.hidden, layer.gate_up, scale, rows.narrow)
         scale = add(kernels.down, rows.narrow, layer.down, following.input_norm)
-        self._heads(kernels.qkv, index, scale, rows)
+        self._heads(kernels.qkv, index + 1, scale, rows)
 
     def follow(self, index: int, mixed: Tensor, rows: DecoderBuffers) -> None:
         """From what `mix` of layer `index` returned to rows.qkv of the next, normed and rotated.
@@ -146,7 +162,7 @@ class FusedDecoder:
         if not isinstance(kernel, FusedGemm):
             raise ValueError(f"no fused kernel for the heads of {len(rows.hidden)} tokens")
         add_rms_norm(mixed, rows.residual, self._layers[index + 1].input_norm, rows.hidden)
-        self._heads(kernel, index, None, rows)
+        self._heads(kernel, index + 1, None, rows)
 
     def _heads(self, kernel: FusedGemm, index: int, scale: Tensor | None, rows: DecoderBuffers) -> None:
         weight, columns = self._qkv[index], self._columns[index]

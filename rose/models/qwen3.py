@@ -93,13 +93,13 @@ class Qwen3Model:
         if self._stack is not None and self._stack.takes(batch.num_tokens):
             self._pool(batch, rows, self._stack(batch, rows), outputs)
             return
-        product: torch.Tensor | None = first.project(rows)
         fused, num_tokens = self._fused, len(rows.hidden)
         whole = fused is not None and fused.takes(num_tokens)
         if fused is not None and not whole and not fused.takes_heads(num_tokens):
             fused = None
-        if fused is not None:
-            fused.prepare(rows)
+        product: torch.Tensor | None = None
+        if fused is None or not fused.begin(rows):
+            product = first.project(rows)
         for index, (layer, following) in enumerate(pairwise(self._layers)):
             layer.attend(batch, rows, product)
             if fused is None:

@@ -28,18 +28,22 @@ def _deliver(address_ptr, words_ptr, width, num_words, share, BLOCK: tl.constexp
     row, rows = tl.program_id(0), tl.num_programs(0)
     cols = tl.arange(0, BLOCK)
     squares = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, width, BLOCK):
-        mask = live & (first + cols < width)
-        at = row * width + first + cols
+    done = 0
+    while done < width:
+        mask = live & (done + cols < width)
+        at = row * width + done + cols
         words = tl.load(words_ptr + at, mask=mask, other=0)
         tl.store(out_ptr + at, words, mask=mask)
         values = words.to(tl.float32, bitcast=True)
         squares += values * values
+        done += BLOCK
     tl.store(address.to(tl.pointer_type(tl.float32)) + num_words + row, tl.sum(squares, axis=0), mask=live)
-    for first in range(0, share, BLOCK):
-        at = rows * width + row * share + first + cols
-        mask = live & (first + cols < share) & (at < num_words)
+    done = 0
+    while done < share:
+        at = rows * width + row * share + done + cols
+        mask = live & (done + cols < share) & (at < num_words)
         tl.store(out_ptr + at, tl.load(words_ptr + at, mask=mask, other=0), mask=mask)
+        done += BLOCK
 
 
 def deliver(address: Tensor, words: Tensor, vectors: tuple[int, int]) -> None:

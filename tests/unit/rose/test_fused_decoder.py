@@ -104,6 +104,18 @@ def test_a_step_is_what_the_plain_layers_do_but_for_the_order_of_columns(
     torch.testing.assert_close(fused_qkv[:, values:], rows.qkv[:, values:], rtol=1e-4, atol=1e-4)
 
 
+def test_the_first_layer_has_its_heads_rotated_by_the_product_too() -> None:
+    weights, rows = [layer_weights() for _ in range(2)], buffers()
+    rows.hidden.normal_()
+    fused, first = FusedDecoder(weights, TOKENS + 4, only("unscaled-rope")), plain(weights[0])
+    assert fused.begin(rows)
+    fused_qkv = rows.qkv.clone()
+    first.rotate(first.project(rows), rows)
+    expected = with_pairs_adjacent(rows.qkv.T.contiguous(), weights[0].rope).T
+    torch.testing.assert_close(fused_qkv, expected, rtol=2e-3, atol=2e-3)
+    assert not FusedDecoder(weights, TOKENS + 4, only(*WHOLE_BY_FACTORS)).begin(rows)
+
+
 def test_attention_does_not_see_the_order_of_columns() -> None:
     rope = layer_weights().rope
     rows = torch.randn(QKV, 5)
