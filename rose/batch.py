@@ -36,10 +36,7 @@ class RaggedIds(Sequence[Int32]):
     def __init__(self, flat: Int32, lengths: Iterable[int]) -> None:
         self.flat: Final = flat
         self.lengths: Final = tuple(lengths)
-        self.offsets: Final[tuple[int, ...]] = (
-            0,
-            *(accumulate(self.lengths) if len(self.lengths) > 1 else self.lengths),
-        )
+        self.offsets: Final = (0, *accumulate(self.lengths))
 
     @classmethod
     def of(cls, sequences: Sequence[Int32]) -> RaggedIds:
