@@ -19,12 +19,12 @@ from gateway.replicas.choice import choose
 from gateway.replicas.chunks import MOST_TOKENS, Chunk, ChunkQueue, chunk_limits, split
 from gateway.replicas.errors import Busy, Expired, Lost, NotSent, Rejected, ReplicaError, Unavailable
 from gateway.replicas.replica import Replica, why_none_serves
-from rose.batch import NO_TOKEN_OUTPUTS, BatchResult, EngineInfo, Int32, TokenOutput
-from scheduler.admission import check_room, job_size
+from rose.batch import NO_TOKEN_OUTPUTS, BatchResult, EngineInfo, Int32, RaggedIds, TokenOutput
+from scheduler.admission import check_job, check_room
 from scheduler.errors import Draining, NoReplica, SchedulerError, StepFailed, StepOutOfMemory
+from scheduler.job import Job, JobResult, outcome
 from scheduler.metrics import SchedulerMetrics
 from scheduler.options import SchedulerOptions
-from scheduler.sequence import Job, JobResult, outcome
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,8 @@ class Balancer:
             ValueError: no sequence, or one of an impossible length; or no such token outputs.
         """
         loop = asyncio.get_running_loop()
-        job = self._accept(sequences, token_type_ids, deadline_s, spans, token_outputs)
+        ids = RaggedIds.of(sequences)
+        job = self._accept(ids, token_type_ids, deadline_s, spans, token_outputs)
         timer = None if deadline_s is None else loop.call_later(deadline_s, self._expire, job)
         try:
             return await outcome(job.future, self._metrics)
@@ -148,27 +149,27 @@ class Balancer:
 
     def _accept(
         self,
-        sequences: Sequence[Int32],
+        sequences: RaggedIds,
         token_type_ids: Sequence[Int32 | None] | None,
         deadline_s: float | None,
         spans: Sequence[Int32 | None] | None,
         token_outputs: frozenset[TokenOutput],
     ) -> Job:
         """Queue a job's chunks, or raise; see `run`."""
-        num_tokens, num_rows = job_size(sequences, token_type_ids, spans, token_outputs, self._info)
+        check_job(sequences, token_type_ids, spans, token_outputs, self._info)
         try:
             self._check_open()
-            check_room(self._queue, self._options, self, num_tokens, len(sequences))
+            check_room(self._queue, self._options, self, sequences)
         except SchedulerError as refusal:
             self._metrics.count_refusal(refusal)
             raise
         now_s = self._clock()
         deadline = inf if deadline_s is None else now_s + deadline_s
         future = asyncio.get_running_loop().create_future()
-        job = Job(num_rows, future, now_s, deadline, token_outputs=token_outputs, num_tokens=num_tokens)
+        job = Job(sequences, future, now_s, deadline, token_type_ids, spans, token_outputs)
         serving = sum(replica.in_service for replica in self.replicas)
-        limits = chunk_limits(num_tokens, serving, token_outputs, self._info)
-        chunks = self._jobs[job] = list(split(job, sequences, token_type_ids, spans, limits))
+        limits = chunk_limits(len(sequences.flat), serving, token_outputs, self._info)
+        chunks = self._jobs[job] = list(split(job, *limits))
         for chunk in chunks:
             self._queue.append(chunk)
         self._metrics.accepted += 1
@@ -257,7 +258,7 @@ class Balancer:
             now_s = self._clock()
             replica.done(chunk.num_tokens, sent_s, now_s)
             self._metrics.step_ms.observe((now_s - sent_s) * 1e3)
-            chunk.job.deliver(chunk.first, task.result(), now_s)
+            chunk.job.deliver(chunk.run, task.result(), now_s)
         elif isinstance(error, ReplicaError):
             self._failed(chunk, replica, error)
         else:

@@ -17,6 +17,7 @@ from gateway.inputs import invalid
 from gateway.pipeline import Embedded, Pipeline, Ready
 from gateway.scoring import Float64, Scored, ScoreJob, check_pairs
 from gateway.templates import PairTemplate, PairTexts, Parts, SingleTemplate, Template, cut
+from rose.batch import RaggedIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +115,12 @@ class CrossEncoder:
     ) -> Embedded:
         pairs = [self._fit(template, part, fit, index) for index, (template, part) in enumerate(parts)]
         joined = [template.join(part) for (template, _), part in zip(parts, pairs, strict=True)]
-        sequences, types = [ids for ids, _ in joined], [row for _, row in joined]
+        sequences, types = RaggedIds.of([ids for ids, _ in joined]), [row for _, row in joined]
         self._pipeline.check_ids(sequences, fit.place)
-        if not all(map(len, sequences)):
-            index = next(i for i, ids in enumerate(sequences) if len(ids) == 0)
-            raise invalid(f"{fit.place(index)} has no tokens", fit.name)
-        num_tokens = sum(map(len, sequences))
-        self._pipeline.check_total(num_tokens, fit.name)
-        ready = Ready(sequences, num_tokens, started_s, deadline, types)
+        if not all(sequences.lengths):
+            raise invalid(f"{fit.place(sequences.lengths.index(0))} has no tokens", fit.name)
+        self._pipeline.check_total(len(sequences.flat), fit.name)
+        ready = Ready(sequences, started_s, deadline, types)
         return await self._pipeline.run(ready, lambda result: np.ascontiguousarray(result.vectors))
 
     def _limit(self, fit: _Fit) -> int:

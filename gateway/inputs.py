@@ -5,14 +5,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Annotated, TypeAlias, cast
 
 import msgspec
 import numpy as np
 
 from gateway.errors import ApiError, ErrorKind
-from rose.batch import Int32
+from rose.batch import Int32, RaggedIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class Texts:
 class TokenIds(msgspec.Struct, frozen=True):
     """Sequences of ids, i32[n] with n >= 1, each id in [0, vocab_size). name: the field they came from."""
 
-    sequences: list[Int32]
+    sequences: RaggedIds
     name: str = "input"
 
     def place(self, index: int) -> str:
@@ -83,12 +82,13 @@ def read_input(value: InputValue | None, limits: InputLimits, name: str = "input
         found, first = _NAMES[type(value[index])], _NAMES[kind]
         raise invalid(f"{name}[{index}] is {found}, but {name}[0] is {first}", name)
     if kind is int:
-        return TokenIds([_ids(cast(list[int], value), name, limits.vocab_size)], name)
+        return TokenIds(RaggedIds.of([_ids(cast(list[int], value), name, limits.vocab_size)]), name)
     check_items(value, limits.max_items, name)
     if kind is str:
         return Texts(cast(list[str], value), name)
     rows = enumerate(cast(list[list[int]], value))
-    return TokenIds([_ids(row, f"{name}[{i}]", limits.vocab_size) for i, row in rows], name)
+    ids = [_ids(row, f"{name}[{i}]", limits.vocab_size) for i, row in rows]
+    return TokenIds(RaggedIds.of(ids), name)
 
 
 def check_items(items: Sequence[object], max_items: int, name: str) -> None:
@@ -115,17 +115,14 @@ def read_id_blocks(input_ids: memoryview, lengths: memoryview | None, limits: In
     ids = np.frombuffer(bytes(input_ids), _INT32)  # a copy: it is aligned, and the request's body can go
     check_range(ids, "input_ids", limits.vocab_size)
     if lengths is None:
-        return TokenIds([ids])
+        return TokenIds(RaggedIds(ids, (len(ids),)))
     counts = _counts(lengths, limits.max_items)
-    if counts == (len(ids),):
-        return TokenIds([ids])
-    least = min(counts)
+    least, total = min(counts), sum(counts)
     if least < 1:
         raise invalid(f"lengths[{counts.index(least)}] is {least}; every sequence has an id", "lengths")
-    offsets = [0, *accumulate(counts)]
-    if offsets[-1] != len(ids):
-        raise invalid(f"lengths add up to {offsets[-1]}, but input_ids holds {len(ids)} ids", "lengths")
-    return TokenIds([ids[start:end] for start, end in pairwise(offsets)])
+    if total != len(ids):
+        raise invalid(f"lengths add up to {total}, but input_ids holds {len(ids)} ids", "lengths")
+    return TokenIds(RaggedIds(ids, counts))
 
 
 def check_count(count: int, max_items: int, name: str = "input") -> None:

@@ -8,6 +8,7 @@ separators from the means.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import msgspec
@@ -18,7 +19,7 @@ from gateway.errors import ApiError, ErrorKind
 from gateway.inputs import invalid
 from gateway.pipeline import Embedded, Pipeline, Ready, finished
 from gateway.tokenization.base import SpecialTokens
-from rose.batch import Int32
+from rose.batch import Int32, RaggedIds
 
 
 class DocumentJob(msgspec.Struct, frozen=True):
@@ -61,18 +62,17 @@ class LateChunker:
         started_s = time.perf_counter()
         tokenizer = self._pipeline.tokenizer
         ids = await tokenizer.encode([chunk for chunks in job.documents for chunk in chunks])
-        chunks = [tokenizer.special_tokens.strip(row) for row in ids]
+        chunks = RaggedIds.of([tokenizer.special_tokens.strip(row) for row in ids])
         self._pipeline.check_ids(chunks, lambda index: _place(job, index))
         ends = accumulate(map(len, job.documents), initial=0)
         joined = [self._join(chunks[start:end], tokenizer.special_tokens) for start, end in pairwise(ends)]
-        sequences = [sequence for sequence, _ in joined]
+        sequences = RaggedIds.of([sequence for sequence, _ in joined])
         self._check(job, sequences)
-        num_tokens = sum(map(len, sequences))
-        self._pipeline.check_total(num_tokens, job.name, job.max_request_tokens)
-        ready = Ready(sequences, num_tokens, started_s, job.deadline, spans=[own for _, own in joined])
+        self._pipeline.check_total(len(sequences.flat), job.name, job.max_request_tokens)
+        ready = Ready(sequences, started_s, job.deadline, spans=[own for _, own in joined])
         return await self._pipeline.run(ready, lambda result: finished(result, job.dimensions, job.normalize))
 
-    def _join(self, chunks: list[Int32], template: SpecialTokens) -> tuple[Int32, Int32]:
+    def _join(self, chunks: Sequence[Int32], template: SpecialTokens) -> tuple[Int32, Int32]:
         """One document's ids, and the places i32[k, 2] of its chunks in them."""
         parts, spans, at = [template.prefix], [], len(template.prefix)
         for index, chunk in enumerate(chunks):
@@ -85,14 +85,14 @@ class LateChunker:
         parts.append(template.suffix)
         return np.concatenate(parts), np.array(spans, np.int32)
 
-    def _check(self, job: DocumentJob, sequences: list[Int32]) -> None:
+    def _check(self, job: DocumentJob, sequences: RaggedIds) -> None:
         limit, most = self._pipeline.limits.max_tokens, self._pipeline.info.max_batch_seqs
-        for index, (ids, chunks) in enumerate(zip(sequences, job.documents, strict=True)):
+        for index, (length, chunks) in enumerate(zip(sequences.lengths, job.documents, strict=True)):
             place = f"{job.name}[{index}]"
-            if len(ids) == 0:
+            if length == 0:
                 raise invalid(f"{place} has no tokens", job.name)
-            if len(ids) > limit:
-                message = f"{place} has {len(ids)} tokens; this model takes at most {limit} a document"
+            if length > limit:
+                message = f"{place} has {length} tokens; this model takes at most {limit} a document"
                 raise ApiError(ErrorKind.INPUT_TOO_LONG, message, param=job.name)
             if len(chunks) > most:
                 message = f"{place} has {len(chunks)} chunks; this server takes at most {most} a document"

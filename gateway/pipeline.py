@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -18,10 +18,10 @@ from gateway.options import GatewayOptions
 from gateway.token_outputs import Hold, TokenBudget, Tokens
 from gateway.tokenization.base import SpecialTokens
 from gateway.tokenization.pool import TokenizerPool
-from rose.batch import NO_TOKEN_OUTPUTS, EngineInfo, Float32, Int8, Int32, TokenOutput
+from rose.batch import NO_TOKEN_OUTPUTS, EngineInfo, Float32, Int8, Int32, RaggedIds, TokenOutput
 from scheduler.errors import DeadlineExpired
+from scheduler.job import JobResult
 from scheduler.metrics import SchedulerMetrics
-from scheduler.sequence import JobResult
 
 _NO_TEMPLATE = SpecialTokens(np.zeros(0, np.int32), np.zeros(0, np.int32))
 
@@ -57,10 +57,10 @@ class Scheduler(Protocol):
 
     async def run(
         self,
-        sequences: list[Int32],
-        token_type_ids: list[Int32 | None] | None = None,
+        sequences: Sequence[Int32],
+        token_type_ids: Sequence[Int32 | None] | None = None,
         deadline_s: float | None = None,
-        spans: list[Int32 | None] | None = None,
+        spans: Sequence[Int32 | None] | None = None,
         token_outputs: frozenset[TokenOutput] = NO_TOKEN_OUTPUTS,
     ) -> JobResult:
         """Vectors of the sequences, or of spans of them, and what tokens give; see Batcher.run."""
@@ -106,20 +106,24 @@ class Embedded(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """Sequences as the engine takes them, of num_tokens in all, and what they may cost.
+    """Sequences as the engine takes them, and what they may cost.
 
     token_type_ids: a row as long as its sequence, or None for zeros. started_s: when work on them began.
     spans: i32[k, 2], the parts of a sequence whose means are wanted; None: all of it.
     token_outputs: what is wanted of each token.
     """
 
-    sequences: list[Int32]
-    num_tokens: int
+    sequences: RaggedIds
     started_s: float
     deadline: Deadline | None
-    token_type_ids: list[Int32 | None] | None = None
-    spans: list[Int32 | None] | None = None
+    token_type_ids: Sequence[Int32 | None] | None = None
+    spans: Sequence[Int32 | None] | None = None
     token_outputs: frozenset[TokenOutput] = NO_TOKEN_OUTPUTS
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all sequences."""
+        return len(self.sequences.flat)
 
 
 class Pipeline:
@@ -160,8 +164,8 @@ class Pipeline:
         self.check_outputs(job.outputs)
         started_s = time.perf_counter()  # the loop's own clock ticks in milliseconds
         sequences = self._fit(await self._sequences(job), job)
-        num_tokens, kinds = self._count(sequences, job), self._token_outputs(job)
-        ready = Ready(sequences, num_tokens, started_s, job.deadline, token_outputs=kinds)
+        self._check_count(sequences, job)
+        ready = Ready(sequences, started_s, job.deadline, token_outputs=self._token_outputs(job))
         return await self.run(ready, lambda result: finished(result, job.dimensions, job.normalize))
 
     def check_outputs(self, outputs: tuple[str, ...]) -> None:
@@ -236,15 +240,16 @@ class Pipeline:
             message = f"{name} has {num_tokens} tokens in all; this server takes at most {limit} a request"
             raise ApiError(ErrorKind.INPUT_TOO_LONG, message, param=name)
 
-    def check_ids(self, sequences: list[Int32], place: Callable[[int], str]) -> None:
+    def check_ids(self, sequences: RaggedIds, place: Callable[[int], str]) -> None:
         """Refuse tokens that the tokenizer knows and the model does not. place: what a sequence is called.
 
         Raises:
             ApiError: INVALID_VALUE.
         """
-        if self.tokenizer.vocab_size > self.info.vocab_size:
+        most = self.info.vocab_size
+        if self.tokenizer.vocab_size > most and sequences.flat.max(initial=0) >= most:
             for index, ids in enumerate(sequences):
-                check_range(ids, f"tokens of {place(index)}", self.info.vocab_size)
+                check_range(ids, f"tokens of {place(index)}", most)
 
     @property
     def tokenizer(self) -> TokenizerPool:
@@ -282,7 +287,7 @@ class Pipeline:
             raise ApiError(ErrorKind.INPUT_TOO_LONG, message)
         return self._token_budget.hold(nbytes)
 
-    async def _sequences(self, job: EmbedJob) -> list[Int32]:
+    async def _sequences(self, job: EmbedJob) -> RaggedIds:
         inputs = job.inputs
         if not isinstance(inputs, Texts):
             return inputs.sequences
@@ -293,7 +298,7 @@ class Pipeline:
             max_tokens = self._limit(job) + around
         sequences = await tokenizer.encode(inputs.texts, max_tokens, ends=job.keep_end)
         if not job.special_tokens:
-            sequences = [template.strip(ids) for ids in sequences]
+            sequences = RaggedIds.of([template.strip(ids) for ids in sequences])
         self.check_ids(sequences, inputs.place)
         return sequences
 
@@ -303,32 +308,29 @@ class Pipeline:
             return self.limits.max_tokens
         return min(self.limits.max_tokens, job.max_tokens)
 
-    def _fit(self, sequences: list[Int32], job: EmbedJob) -> list[Int32]:
+    def _fit(self, sequences: RaggedIds, job: EmbedJob) -> RaggedIds:
         """Refuse or cut what is too long: the one rule for every route."""
-        limit = self._limit(job)
-        if max(map(len, sequences)) <= limit:
+        limit, lengths = self._limit(job), sequences.lengths
+        if max(lengths) <= limit:
             return sequences
         if not job.truncate:
-            index = next(i for i, ids in enumerate(sequences) if len(ids) > limit)
+            index = next(i for i, length in enumerate(lengths) if length > limit)
             raise ApiError(
                 ErrorKind.INPUT_TOO_LONG,
-                f"{job.inputs.place(index)} has {len(sequences[index])} tokens; this model takes at most"
+                f"{job.inputs.place(index)} has {lengths[index]} tokens; this model takes at most"
                 f' {limit} (send "truncate": true to have it cut)',
                 param=job.inputs.name,
             )
         template = _NO_TEMPLATE
         if isinstance(job.inputs, Texts) and job.special_tokens:
             template = self.tokenizer.special_tokens
-        return [template.truncate(ids, limit, keep_end=job.keep_end) for ids in sequences]
+        return RaggedIds.of([template.truncate(ids, limit, keep_end=job.keep_end) for ids in sequences])
 
-    def _count(self, sequences: list[Int32], job: EmbedJob) -> int:
-        inputs = job.inputs
-        lengths = [len(ids) for ids in sequences]
+    def _check_count(self, sequences: RaggedIds, job: EmbedJob) -> None:
+        inputs, lengths = job.inputs, sequences.lengths
         if not all(lengths):
             raise invalid(f"{inputs.place(lengths.index(0))} has no tokens", inputs.name)
-        num_tokens = sum(lengths)
-        self.check_total(num_tokens, inputs.name, job.max_request_tokens)
-        return num_tokens
+        self.check_total(len(sequences.flat), inputs.name, job.max_request_tokens)
 
 
 def finished(result: JobResult, dimensions: int, normalize: bool) -> Float32:

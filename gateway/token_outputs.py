@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gateway.errors import ApiError, ErrorKind, retry_headers
-from rose.batch import Float32, Int32, TokenOutput
+from rose.batch import Float32, Int32, RaggedIds, TokenOutput
 
 _RETRY_AFTER_S = 1.0
 _TEXTS_A_TURN = 16  # some 30 µs each, if they are short
@@ -72,7 +72,7 @@ class TokenRows:
     """Rows of texts' tokens: values f32[m, W], text number i having those of offsets[i:i+2]."""
 
     values: Float32
-    offsets: list[int]
+    offsets: Sequence[int]
 
     @property
     def texts(self) -> list[Float32]:
@@ -82,12 +82,12 @@ class TokenRows:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What a job's tokens gave: f32[T, W] of each kind, of all `sequences` (i32[n] each) end to end.
+    """What a job's tokens gave: f32[T, W] of each kind, of all `sequences` end to end.
 
     hold: see TokenBudget.
     """
 
-    sequences: list[Int32]
+    sequences: RaggedIds
     values: Mapping[TokenOutput, Float32]
     hold: Hold
 
@@ -106,27 +106,25 @@ class Tokens:
     async def words(self, unweighted: tuple[int, ...]) -> list[Words]:
         """The words of each text. unweighted: ids that weigh nothing. Gives the loop a turn between texts."""
         words: list[Words] = []
-        start = 0
-        for ids in self.sequences:
+        weights = self.values["lexical"][:, 0]
+        for ids, (start, end) in zip(self.sequences, pairwise(self.sequences.offsets), strict=True):
             if len(words) % _TEXTS_A_TURN == _TEXTS_A_TURN - 1:
                 await asyncio.sleep(0)
-            end = start + len(ids)
-            words.append(heaviest(ids, self.values["lexical"][start:end, 0], unweighted))
-            start = end
+            words.append(heaviest(ids, weights[start:end], unweighted))
         return words
 
     def hidden(self) -> TokenRows:
         """All tokens' hidden states."""
-        return TokenRows(self.values["hidden"], [0, *accumulate(map(len, self.sequences))])
+        return TokenRows(self.values["hidden"], self.sequences.offsets)
 
     def vectors(self) -> TokenRows:
         """Vectors of all tokens but the first of each text."""
-        lengths, values = [len(ids) for ids in self.sequences], self.values["multi_vector"]
-        offsets = [0, *accumulate(length - 1 for length in lengths)]
-        if len(lengths) == 1:
+        values, starts = self.values["multi_vector"], self.sequences.offsets
+        offsets = [start - index for index, start in enumerate(starts)]
+        if len(self.sequences) == 1:
             return TokenRows(values[1:], offsets)
         kept = np.ones(len(values), np.bool_)
-        kept[[0, *accumulate(lengths[:-1])]] = False
+        kept[list(starts[:-1])] = False
         return TokenRows(values[kept], offsets)
 
 

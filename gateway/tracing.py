@@ -31,10 +31,10 @@ from gateway.replicas.chunks import Chunk
 from gateway.replicas.replica import Replica
 from gateway.tokenization.base import Token
 from gateway.tokenization.pool import TokenizerPool
-from rose.batch import BatchResult, Int32
+from rose.batch import BatchResult, Int32, RaggedIds
 from scheduler.errors import DeadlineExpired, Draining, QueueFull, SchedulerError
+from scheduler.job import JobResult
 from scheduler.metrics import SchedulerMetrics
-from scheduler.sequence import JobResult
 
 # The semantic conventions' names, and ours for what they have none for.
 _ROUTE = "http.route"
@@ -156,14 +156,15 @@ class _TracedScheduler:
     def metrics(self) -> SchedulerMetrics:
         return self._scheduler.metrics
 
-    async def run(self, sequences: list[Int32], *settings: Any, **more: Any) -> JobResult:
+    async def run(self, sequences: Sequence[Int32], *settings: Any, **more: Any) -> JobResult:
+        ids = RaggedIds.of(sequences)
         request = trace.get_current_span()
         if not request.is_recording():
-            return await self._scheduler.run(sequences, *settings, **more)
-        request.set_attributes({_SEQUENCES: len(sequences), _TOKENS: sum(map(len, sequences))})
+            return await self._scheduler.run(ids, *settings, **more)
+        request.set_attributes({_SEQUENCES: len(ids), _TOKENS: len(ids.flat)})
         accepted_ns = time.time_ns()
         try:
-            result = await self._scheduler.run(sequences, *settings, **more)
+            result = await self._scheduler.run(ids, *settings, **more)
         except (DeadlineExpired, QueueFull, Draining) as error:
             self._span("queue", accepted_ns, time.time_ns(), error)
             raise
@@ -188,7 +189,7 @@ class _TracedPool(TokenizerPool):
 
     async def encode(
         self, texts: Sequence[str], max_tokens: int | None = None, *, ends: bool = False
-    ) -> list[Int32]:
+    ) -> RaggedIds:
         with self._span(texts):
             return await super().encode(texts, max_tokens, ends=ends)
 

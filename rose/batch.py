@@ -5,10 +5,10 @@ This and `rose.errors` are all that `gateway` and `scheduler` may see of `rose`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
-from typing import Literal, Protocol
+from itertools import accumulate, chain, pairwise
+from typing import Final, Literal, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,71 @@ Int8 = NDArray[np.int8]
 # length 1, as ColBERT compares texts by them.
 TokenOutput = Literal["hidden", "lexical", "multi_vector"]
 NO_TOKEN_OUTPUTS: frozenset[TokenOutput] = frozenset()
+
+
+class RaggedIds(Sequence[Int32]):
+    """Sequences of ids, i32[n] each, laid end to end: what is done with all of them takes one call, not n.
+
+    flat: i32[T]. lengths: of each sequence; they add up to T. offsets: where each begins in `flat`, from 0,
+    and T. As a Sequence it gives views of `flat`, each made when it is asked for. Never changes.
+    """
+
+    __slots__ = ("flat", "lengths", "offsets")
+
+    def __init__(self, flat: Int32, lengths: Iterable[int]) -> None:
+        self.flat: Final = flat
+        self.lengths: Final = tuple(lengths)
+        self.offsets: Final = (0, *accumulate(self.lengths))
+
+    @classmethod
+    def of(cls, sequences: Sequence[Int32]) -> RaggedIds:
+        """`sequences`, i32[n] each, in one block: a copy, unless there is but one or they lie so already."""
+        if isinstance(sequences, RaggedIds):
+            return sequences
+        return cls(_end_to_end(sequences), map(len, sequences))
+
+    @classmethod
+    def join(cls, parts: Sequence[RaggedIds]) -> RaggedIds:
+        """The sequences of all `parts`, in their order; of one part, itself."""
+        if len(parts) == 1:
+            return parts[0]
+        lengths = chain.from_iterable(part.lengths for part in parts)
+        return cls(_end_to_end([part.flat for part in parts]), lengths)
+
+    def part(self, start: int, stop: int) -> RaggedIds:
+        """Sequences `start` to `stop`, the latter not included, without a copy. 0 <= start <= stop <= n."""
+        if stop - start == len(self.lengths):
+            return self
+        flat = self.flat[self.offsets[start] : self.offsets[stop]]
+        return RaggedIds(flat, self.lengths[start:stop])
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @overload
+    def __getitem__(self, index: int) -> Int32: ...
+    @overload
+    def __getitem__(self, index: slice) -> RaggedIds: ...
+    def __getitem__(self, index: int | slice) -> Int32 | RaggedIds:
+        places = range(len(self))[index]
+        if isinstance(places, int):
+            return self.flat[self.offsets[places] : self.offsets[places + 1]]
+        if places.step == 1:
+            return self.part(places.start, max(places.start, places.stop))
+        return RaggedIds.of([self[place] for place in places])
+
+    def __iter__(self) -> Iterator[Int32]:
+        return (self.flat[start:end] for start, end in pairwise(self.offsets))
+
+    def __repr__(self) -> str:
+        return f"<RaggedIds {len(self)} sequences, {len(self.flat)} ids>"
+
+
+def _end_to_end(blocks: Sequence[Int32]) -> Int32:
+    """i32[T] of all `blocks`; one alone is not copied."""
+    if len(blocks) == 1:
+        return blocks[0]
+    return np.concatenate(blocks) if len(blocks) else np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +120,15 @@ class RaggedBatch:
         """Lay `sequences` (each i32[n], n >= 1) end to end. A missing row of types counts as zeros.
 
         spans: i32[k, 2] of each sequence, counted from its own start; None: the whole of it.
-        One sequence alone is not copied.
+        One sequence alone is not copied, nor is a RaggedIds.
         """
-        cu_seqlens = np.array((0, *accumulate(map(len, sequences))), np.int32)
+        ids = RaggedIds.of(sequences)
         types: Int32 | None = None
         if token_type_ids is not None and any(row is not None for row in token_type_ids):
-            types = np.concatenate(
-                [
-                    np.zeros(len(sequence), np.int32) if row is None else row
-                    for sequence, row in zip(sequences, token_type_ids, strict=True)
-                ]
-            )
-        ids = sequences[0] if len(sequences) == 1 else np.concatenate(sequences)
-        moved = None if spans is None else _moved_spans(spans, cu_seqlens)
-        return cls(ids, cu_seqlens, types, moved, token_outputs)
+            rows = zip(ids.lengths, token_type_ids, strict=True)
+            types = np.concatenate([np.zeros(n, np.int32) if row is None else row for n, row in rows])
+        moved = None if spans is None else _moved_spans(spans, ids.offsets)
+        return cls(ids.flat, np.array(ids.offsets, np.int32), types, moved, token_outputs)
 
     @property
     def num_seqs(self) -> int:
@@ -86,9 +146,9 @@ class RaggedBatch:
         return self.num_seqs if self.spans is None else len(self.spans)
 
 
-def _moved_spans(spans: Sequence[Int32 | None], cu_seqlens: Int32) -> Int32:
+def _moved_spans(spans: Sequence[Int32 | None], offsets: Sequence[int]) -> Int32:
     """i32[R, 2] of all sequences, counted from the start of the batch."""
-    bounds = zip(spans, pairwise(cu_seqlens.tolist()), strict=True)
+    bounds = zip(spans, pairwise(offsets), strict=True)
     rows = [
         np.array([[start, end]], np.int32) if own is None else own + np.int32(start)
         for own, (start, end) in bounds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from rose.batch import EngineInfo, Int32, TokenOutput
+from rose.batch import EngineInfo, Int32, RaggedIds, TokenOutput
 from scheduler.errors import Backlog, QueueFull
 from scheduler.metrics import SchedulerMetrics
 from scheduler.options import SchedulerOptions
@@ -30,68 +30,62 @@ class Rate(Protocol):
         ...
 
 
-def job_size(
-    sequences: Sequence[Int32],
+def check_job(
+    sequences: RaggedIds,
     token_type_ids: Sequence[Int32 | None] | None,
     spans: Sequence[Int32 | None] | None,
     token_outputs: frozenset[TokenOutput],
     info: EngineInfo,
-) -> tuple[int, int]:
-    """The tokens of a job, and the rows that its result will have.
+) -> None:
+    """Refuse a job that the engine cannot run.
 
     Raises:
-        ValueError: the engine cannot run it; see the checks below.
+        ValueError: see the checks below.
     """
-    num_tokens, num_rows = check_lengths(sequences, token_type_ids, info.max_batch_tokens), len(sequences)
+    check_lengths(sequences, token_type_ids, info.max_batch_tokens)
     if spans is not None:
-        num_rows = check_spans(sequences, spans, info.max_batch_seqs)
+        check_spans(sequences, spans, info.max_batch_seqs)
     if token_outputs:
         check_token_outputs(sequences, token_outputs, info)
-    return num_tokens, num_rows
 
 
 def check_lengths(
-    sequences: Sequence[Int32], token_type_ids: Sequence[Int32 | None] | None, max_tokens: int
-) -> int:
-    """The tokens of a job, each sequence having 1 to `max_tokens`.
+    sequences: RaggedIds, token_type_ids: Sequence[Int32 | None] | None, max_tokens: int
+) -> None:
+    """Refuse sequences of other than 1 to `max_tokens` tokens.
 
     Raises:
         ValueError: there is no sequence, or one of an impossible length, or types that do not match.
     """
-    if len(sequences) == 0:
+    lengths = sequences.lengths
+    if not lengths:
         raise ValueError("a job needs at least one sequence")
-    lengths = list(map(len, sequences))
     if min(lengths) < 1 or max(lengths) > max_tokens:
         wrong = next(length for length in lengths if not 1 <= length <= max_tokens)
         raise ValueError(f"sequence has {wrong} tokens; a step takes 1 to {max_tokens}")
     if token_type_ids is not None:
-        for ids, types in zip(sequences, token_type_ids, strict=True):
-            if types is not None and len(types) != len(ids):
-                raise ValueError(f"{len(types)} token types for a sequence of {len(ids)} tokens")
-    return sum(lengths)
+        for length, types in zip(lengths, token_type_ids, strict=True):
+            if types is not None and len(types) != length:
+                raise ValueError(f"{len(types)} token types for a sequence of {length} tokens")
 
 
-def check_spans(sequences: Sequence[Int32], spans: Sequence[Int32 | None], max_rows: int) -> int:
-    """The rows that a job's result will have, each sequence giving 1 to `max_rows`: a span each, or itself.
+def check_spans(sequences: RaggedIds, spans: Sequence[Int32 | None], max_rows: int) -> None:
+    """Refuse sequences with fewer than 1 or more than `max_rows` spans; None: the sequence itself.
 
     Raises:
         ValueError: spans i32[k, 2] of a sequence are too many or none, or lie outside it.
     """
-    num_rows = 0
-    for ids, own in zip(sequences, spans, strict=True):
+    for length, own in zip(sequences.lengths, spans, strict=True):
         if own is None:
-            num_rows += 1
             continue
         if own.ndim != 2 or own.shape[1] != 2 or not 1 <= len(own) <= max_rows:
             raise ValueError(f"spans of shape {list(own.shape)}; a step takes [1 to {max_rows}, 2]")
-        if own.min() < 0 or own.max() > len(ids) or (own[:, 0] > own[:, 1]).any():
-            raise ValueError(f"spans {own.tolist()} do not lie within a sequence of {len(ids)} tokens")
-        num_rows += len(own)
-    return num_rows
+        if own.min() < 0 or own.max() > length or (own[:, 0] > own[:, 1]).any():
+            raise ValueError(f"spans {own.tolist()} do not lie within a sequence of {length} tokens")
 
 
 def check_token_outputs(
-    sequences: Sequence[Int32], token_outputs: frozenset[TokenOutput], info: EngineInfo
+    sequences: RaggedIds, token_outputs: frozenset[TokenOutput], info: EngineInfo
 ) -> None:
     """Refuse what the engine does not give of a token, and sequences for which it would be too much.
 
@@ -102,23 +96,24 @@ def check_token_outputs(
     if unknown:
         raise ValueError(f"the engine gives no {unknown[0]} of a token")
     most = info.most_tokens(token_outputs)
-    longest = max(map(len, sequences))
+    longest = max(sequences.lengths)
     if longest > most:
         raise ValueError(f"sequence has {longest} tokens; a step gives {', '.join(token_outputs)} of {most}")
 
 
-def check_room(queue: Waiting, options: SchedulerOptions, cost: Rate, num_tokens: int, num_seqs: int) -> None:
-    """Let a job pass if it fits beside what waits; a job of any size does when nothing waits.
+def check_room(queue: Waiting, options: SchedulerOptions, cost: Rate, sequences: RaggedIds) -> None:
+    """Let a job of `sequences` pass if it fits beside what waits; one of any size does when nothing waits.
 
     cost: knows the measured rate.
 
     Raises:
         QueueFull: it does not fit.
     """
-    if queue.num_seqs == 0 or (
-        queue.num_tokens + num_tokens <= options.max_waiting_tokens
-        and queue.num_seqs + num_seqs <= options.max_waiting_seqs
-    ):
+    if queue.num_seqs == 0:
+        return
+    num_tokens, num_seqs = len(sequences.flat), len(sequences)
+    fits = queue.num_tokens + num_tokens <= options.max_waiting_tokens
+    if fits and queue.num_seqs + num_seqs <= options.max_waiting_seqs:
         return
     backlog = Backlog(queue.num_tokens, queue.num_seqs, options.max_waiting_tokens, options.max_waiting_seqs)
     raise QueueFull(num_tokens, num_seqs, backlog, _drain_s(queue.num_tokens, cost.tokens_per_s))

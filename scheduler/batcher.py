@@ -13,17 +13,16 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Protocol, runtime_checkable
 
-from rose.batch import NO_TOKEN_OUTPUTS, Engine, Int32, RaggedBatch, TokenOutput
+from rose.batch import NO_TOKEN_OUTPUTS, Engine, Int32, RaggedBatch, RaggedIds, TokenOutput
 from rose.errors import EngineDeadError, OutOfMemoryError, StepError
-from scheduler.admission import check_room, job_size
+from scheduler.admission import check_job, check_room
 from scheduler.errors import Draining, EngineDead, SchedulerError, StepFailed, StepOutOfMemory
 from scheduler.inflight import InFlight, Step
+from scheduler.job import Job, JobResult, Run, outcome, scatter
 from scheduler.metrics import SchedulerMetrics
 from scheduler.options import SchedulerOptions
 from scheduler.pacing import Pacer
 from scheduler.queue import SequenceQueue
-from scheduler.sequence import Job, JobResult, outcome, scatter
-from scheduler.sequence import Sequence as JobSequence
 
 _LOG = logging.getLogger(__name__)
 
@@ -134,7 +133,8 @@ class Batcher:
             DeadlineExpired, StepFailed, StepOutOfMemory, Draining, EngineDead: accepted, but ended so.
             ValueError: no sequence, or one of an impossible length; or no such token outputs.
         """
-        job = self._accept(sequences, token_type_ids, deadline_s, spans, token_outputs)
+        ids = RaggedIds.of(sequences)
+        job = self._accept(ids, token_type_ids, deadline_s, spans, token_outputs)
         try:
             return await outcome(job.future, self._metrics)
         finally:
@@ -144,28 +144,28 @@ class Batcher:
 
     def _accept(
         self,
-        sequences: Sequence[Int32],
+        sequences: RaggedIds,
         token_type_ids: Sequence[Int32 | None] | None,
         deadline_s: float | None,
         spans: Sequence[Int32 | None] | None,
         token_outputs: frozenset[TokenOutput],
     ) -> Job:
         """Queue a job, or raise; see `run`."""
-        num_tokens, num_rows = job_size(sequences, token_type_ids, spans, token_outputs, self._info)
+        check_job(sequences, token_type_ids, spans, token_outputs, self._info)
         try:
             self._check_open()
-            check_room(self._queue, self._options, self._pacer.cost, num_tokens, len(sequences))
+            check_room(self._queue, self._options, self._pacer.cost, sequences)
         except SchedulerError as refusal:
             self._metrics.count_refusal(refusal)
             raise
         now_s = self._clock()
         deadline = inf if deadline_s is None else now_s + deadline_s
         future = self._loop.create_future()
-        job = Job(num_rows, future, now_s, deadline, token_outputs=token_outputs, num_tokens=num_tokens)
+        job = Job(sequences, future, now_s, deadline, token_type_ids, spans, token_outputs)
         self._jobs.add(job)
         if deadline < self._deadline_s:
             self._expire_at(deadline)
-        self._queue.append(job, sequences, token_type_ids, spans)
+        self._queue.append(job)
         self._metrics.accepted += 1
         self._wake()
         return job
@@ -228,26 +228,26 @@ class Batcher:
         now_s = self._clock()
         self._queue.drop_ended(now_s)  # what comes first is asked for its size
         max_tokens, apart_tokens = self._pacer.next_batch(self._queue)
-        sequences = self._queue.take(max_tokens, self._info.max_batch_seqs, now_s, apart_tokens)
-        if not sequences:
+        runs = self._queue.take(max_tokens, self._info.max_batch_seqs, now_s, apart_tokens)
+        if not runs:
             return
         if self._capturing is not None:
             self._capturing.capture_freely = not self._pacer.full(self._queue)
-        for sequence in sequences:
-            if sequence.job.launched_s is None:
-                sequence.job.launched_s, sequence.job.batch_seqs = now_s, len(sequences)
-        num_tokens = sum(sequence.num_tokens for sequence in sequences)
+        num_seqs, num_tokens = _size(runs)
+        for run in runs:
+            if run.job.launched_s is None:
+                run.job.launched_s, run.job.batch_seqs = now_s, num_seqs
         try:
-            batch = _pack(sequences)
+            batch = _pack(runs)
             lazy = self._engine.step(batch)
         except Exception as error:
-            self._step_failed(sequences, error)
+            self._step_failed(runs, error)
             return
         finally:  # not before: the device works meanwhile
-            self._metrics.count_launch(num_tokens, len(sequences))
-        predicted_s = self._pacer.cost.predict(num_tokens, len(sequences)) / 1e3
+            self._metrics.count_launch(num_tokens, num_seqs)
+        predicted_s = self._pacer.cost.predict(num_tokens, num_seqs) / 1e3
         rows, kinds = batch.num_rows, batch.token_outputs
-        step = Step(sequences, num_tokens, rows, lazy, now_s, predicted_s, token_outputs=kinds)
+        step = Step(runs, num_seqs, num_tokens, rows, lazy, now_s, predicted_s, token_outputs=kinds)
         self._in_flight.add(step)
         self._launched.set()
         if self._watchdog is None:
@@ -289,12 +289,12 @@ class Batcher:
             step.check(result, self._info)
         except Exception as error:
             self._in_flight.finish(self._clock())
-            self._step_failed(step.sequences, error)
+            self._step_failed(step.runs, error)
             error.__traceback__ = None  # it keeps this frame, whose step keeps the error: a cycle
             return
         now_s = self._clock()
         self._in_flight.finish(now_s)
-        scatter(step.sequences, result, now_s)
+        scatter(step.runs, result, now_s)
         # Behind those who have waited for these rows: their answers come first.
         self._loop.call_soon(self._learn, step, (now_s - step.started_s) * 1e3, measurable)
 
@@ -303,11 +303,11 @@ class Batcher:
         try:
             self._metrics.step_ms.observe(step_ms)
             if measurable and step_ms > 0:
-                self._pacer.cost.observe(step.num_tokens, len(step.sequences), step_ms)
+                self._pacer.cost.observe(step.num_tokens, step.num_seqs, step_ms)
         except Exception as error:
             self._fail(error)
 
-    def _step_failed(self, sequences: list[JobSequence], error: Exception) -> None:
+    def _step_failed(self, runs: list[Run], error: Exception) -> None:
         """End the jobs of a failed batch, or run its halves if memory was short.
 
         Once, but for a batch that is larger than those of many jobs ever are.
@@ -316,18 +316,19 @@ class Batcher:
         if isinstance(error, EngineDeadError):
             self._die(str(error))
             return
-        large = sum(sequence.num_tokens for sequence in sequences) > self._options.max_budget_tokens
-        again = len(sequences) > 1 and (large or not sequences[0].retry)
+        num_seqs, num_tokens = _size(runs)
+        large = num_tokens > self._options.max_budget_tokens
+        again = num_seqs > 1 and (large or not runs[0].retry)
         if isinstance(error, OutOfMemoryError) and again:
-            _LOG.warning("out of memory with %d sequences; running them in halves: %s", len(sequences), error)
+            _LOG.warning("out of memory with %d sequences; running them in halves: %s", num_seqs, error)
             self._metrics.batches_halved += 1
-            self._queue.retry_halves(sequences)
+            self._queue.retry_halves(runs)
             return
         if not isinstance(error, StepError):
             _LOG.error("the engine raised what it should not", exc_info=error)
         kind = StepOutOfMemory if isinstance(error, OutOfMemoryError) else StepFailed
-        for sequence in sequences:
-            sequence.job.fail(kind(str(error)))
+        for run in runs:
+            run.job.fail(kind(str(error)))
 
     def _fail(self, error: Exception) -> None:
         """A fault of the scheduler's own, which is being handled: nothing it does can be relied on now."""
@@ -356,17 +357,29 @@ class Batcher:
         return f"<Batcher {state} {self._in_flight!r} {self._queue!r} {self._pacer.cost!r}>"
 
 
-def _pack(sequences: list[JobSequence]) -> RaggedBatch:
-    """The batch of `sequences`; most have neither token types nor spans, and want nothing of tokens."""
-    input_ids = [sequence.input_ids for sequence in sequences]
-    if not any(sequence.special for sequence in sequences):
-        return RaggedBatch.pack(input_ids)
-    types = [sequence.token_type_ids for sequence in sequences]
-    has_types = any(row is not None for row in types)
-    spans = [sequence.spans for sequence in sequences]
+def _size(runs: list[Run]) -> tuple[int, int]:
+    """Sequences and tokens of a batch."""
+    num_seqs = num_tokens = 0
+    for run in runs:
+        num_seqs += run.num_seqs
+        num_tokens += run.num_tokens
+    return num_seqs, num_tokens
+
+
+def _pack(runs: list[Run]) -> RaggedBatch:
+    """The batch of `runs`; most have neither token types nor spans, and want nothing of tokens."""
+    sequences = runs[0].sequences if len(runs) == 1 else RaggedIds.join([run.sequences for run in runs])
+    if not any(run.job.special for run in runs):
+        return RaggedBatch.pack(sequences)
     return RaggedBatch.pack(
-        input_ids,
-        types if has_types else None,
-        spans if any(own is not None for own in spans) else None,
-        NO_TOKEN_OUTPUTS.union(*{sequence.job.token_outputs for sequence in sequences}),
+        sequences,
+        _of_each([(run.num_seqs, run.token_type_ids) for run in runs]),
+        _of_each([(run.num_seqs, run.spans) for run in runs]),
+        NO_TOKEN_OUTPUTS.union(*{run.job.token_outputs for run in runs}),
     )
+
+
+def _of_each(parts: list[tuple[int, Sequence[Int32 | None] | None]]) -> list[Int32 | None] | None:
+    """What each sequence has, of parts of so many with some or with none; None: none has any."""
+    rows = [row for count, own in parts for row in ([None] * count if own is None else own)]
+    return rows if any(row is not None for row in rows) else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rose.batch import NO_TOKEN_OUTPUTS, BatchResult, EngineInfo, LazyTensor, TokenOutput
 from rose.errors import StepError
-from scheduler.sequence import Sequence
+from scheduler.job import Run
 
 
 @dataclass(slots=True, eq=False)
@@ -17,7 +17,8 @@ class Step:
     num_rows, token_outputs: of its result. alone: launched when nothing else ran, so that it began at once.
     """
 
-    sequences: list[Sequence]
+    runs: list[Run]
+    num_seqs: int
     num_tokens: int
     num_rows: int
     lazy: LazyTensor
@@ -43,7 +44,7 @@ class Step:
                 raise StepError(f"{kind} of {count} tokens; the batch has {self.num_tokens}")
 
     def __repr__(self) -> str:
-        return f"<Step {len(self.sequences)} seqs, {self.num_tokens} tokens>"
+        return f"<Step {self.num_seqs} seqs, {self.num_tokens} tokens>"
 
 
 class InFlight:
@@ -68,7 +69,7 @@ class InFlight:
     @property
     def num_seqs(self) -> int:
         """Sequences in all steps."""
-        return sum(len(step.sequences) for step in self._steps)
+        return sum(step.num_seqs for step in self._steps)
 
     def add(self, step: Step) -> None:
         """A step was launched behind the others."""

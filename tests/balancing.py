@@ -66,8 +66,9 @@ class Remote:
 
 def rows(chunk: Chunk, info: EngineInfo = INFO) -> BatchResult:
     """What an engine gives for `chunk`."""
-    batch = RaggedBatch.pack(chunk.input_ids, chunk.token_type_ids, chunk.spans, chunk.token_outputs)
-    tokens = {kind: fake_tokens(batch, kind, info.token_outputs[kind]) for kind in chunk.token_outputs}
+    run, kinds = chunk.run, chunk.job.token_outputs
+    batch = RaggedBatch.pack(run.sequences, run.token_type_ids, run.spans, kinds)
+    tokens = {kind: fake_tokens(batch, kind, info.token_outputs[kind]) for kind in kinds}
     return BatchResult(fake_vectors(batch, info.dimensions), tokens=tokens)
 
 

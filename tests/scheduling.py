@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 
-from rose.batch import Engine, Int32
+from rose.batch import Engine, Int32, RaggedIds
 from scheduler.batcher import Batcher
 from scheduler.cost_model import CostPoint
+from scheduler.job import Job, JobResult
 from scheduler.options import SchedulerOptions
-from scheduler.sequence import JobResult
 from tests.fakes import FakeEngine, fake_vector
 
 STEP_S = 0.010
@@ -46,6 +46,14 @@ async def batching(
 def sequence(num_tokens: int, first: int = 0) -> Int32:
     """i32[num_tokens], rising from `first`."""
     return np.arange(first, first + num_tokens, dtype=np.int32)
+
+
+def job_of(
+    loop: asyncio.AbstractEventLoop, lengths: Iterable[int], arrived_s: float = 0.0, **settings: Any
+) -> Job:
+    """A job of sequences of these lengths."""
+    ids = RaggedIds.of([sequence(length) for length in lengths])
+    return Job(ids, loop.create_future(), arrived_s, **settings)
 
 
 def assert_answers(result: JobResult, sequences: list[Int32]) -> None:

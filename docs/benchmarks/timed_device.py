@@ -23,7 +23,11 @@ from rose.limits import StepLimits
 from rose.staging import StagingLayout, StagingSlot
 
 DIMENSIONS, VOCAB = 1024, 151_669
-INFO = EngineInfo("sim", "qwen3", "bf16", "sim", DIMENSIONS, VOCAB, 4096, 16_384, 256, "mean", True)
+MOST_TOKENS = 16_384
+INFO = EngineInfo(
+    "sim", "qwen3", "bf16", "sim", DIMENSIONS, VOCAB, 4096, MOST_TOKENS, 256, "mean", True,
+    whole_job_tokens=MOST_TOKENS,
+)  # fmt: skip
 LIMITS = StepLimits(INFO.max_batch_tokens, INFO.max_batch_seqs, INFO.max_model_len, VOCAB, 0)
 
 

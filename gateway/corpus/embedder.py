@@ -6,7 +6,7 @@ The same steps as a request's, by the same functions; but a row at fault is reje
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,7 +85,7 @@ class Embedder:
             return {}
         # One more than fits tells that a text is too long, however long it is.
         most = self._max_tokens + (self._truncate == "off")
-        encoded = await self._tokenizer.encode(texts, most, ends=self._truncate == "start")
+        encoded: Sequence[Int32] = await self._tokenizer.encode(texts, most, ends=self._truncate == "start")
         template = self._tokenizer.special_tokens
         sequences: dict[int, Int32] = {}
         if self._truncate != "off":

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Rows
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 
 from gateway.replicas.replica import Replica
-from rose.batch import BatchResult, EngineInfo, Int32, TokenOutput
-from scheduler.sequence import Job, Sequence
+from rose.batch import BatchResult, EngineInfo, TokenOutput
+from scheduler.job import Job, Run
 
 # Tokens of a chunk. From some 4000 on a GPU gains nothing by more, and a chunk costs the gateway half a
 # millisecond; fewer than LEAST are not worth another replica's while.
@@ -24,21 +23,14 @@ _MOST_DEAD = 256
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """Some sequences of a job that lie side by side.
+    """A run of a job's sequences.
 
-    first: knows where their rows belong. input_ids: i32[n] each; token_type_ids, spans: see `Scheduler.run`.
     tried: replicas that failed with it. attempts: how often a replica may have begun with it.
     context: of the request, in which `task` runs: a trace goes on there.
     task, replica: what awaits it, and where it is, while it is under way. taken_back: why that was ended.
     """
 
-    job: Job
-    first: Sequence
-    input_ids: list[Int32]
-    token_type_ids: list[Int32 | None] | None
-    spans: list[Int32 | None] | None
-    num_tokens: int
-    num_rows: int
+    run: Run
     tried: set[Replica] = field(default_factory=set)
     attempts: int = 0
     task: asyncio.Task[BatchResult] | None = None
@@ -47,38 +39,28 @@ class Chunk:
     context: Context = field(default_factory=copy_context)
 
     @property
-    def num_seqs(self) -> int:
-        """How many sequences it has."""
-        return len(self.input_ids)
+    def job(self) -> Job:
+        """Whose sequences they are."""
+        return self.run.job
 
     @property
-    def token_outputs(self) -> frozenset[TokenOutput]:
-        """What is wanted of each token."""
-        return self.job.token_outputs
+    def num_seqs(self) -> int:
+        """How many sequences it has."""
+        return self.run.num_seqs
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens these have."""
+        return self.run.num_tokens
 
 
-def split(
-    job: Job,
-    input_ids: Rows[Int32],
-    token_type_ids: Rows[Int32 | None] | None,
-    spans: Rows[Int32 | None] | None,
-    limits: tuple[int, int],
-) -> Iterator[Chunk]:
-    """Chunks of up to limits = (tokens, rows), or of one sequence that has more."""
-    max_tokens, max_rows = limits
-    sequences = input_ids, token_type_ids, spans
-    start = row = token = tokens = rows = 0
-    for index, ids in enumerate(input_ids):
-        own = 1 if spans is None or (places := spans[index]) is None else len(places)
-        if index > start and (tokens + len(ids) > max_tokens or rows + own > max_rows):
-            yield _chunk(
-                job, (start, index), (row, token), (tokens, rows), (input_ids, token_type_ids, spans)
-            )
-            start, row, token, tokens, rows = index, row + rows, token + tokens, 0, 0
-        tokens += len(ids)
-        rows += own
-    end = len(input_ids)
-    yield _chunk(job, (start, end), (row, token), (tokens, rows), sequences)
+def split(job: Job, max_tokens: int, max_rows: int) -> Iterator[Chunk]:
+    """Chunks of up to so many, or of one sequence that has more."""
+    start, stop = 0, len(job.sequences)
+    while start < stop:
+        end = max(start + 1, Run(job, start, stop).fitting(max_tokens, max_rows))
+        yield Chunk(Run(job, start, end))
+        start = end
 
 
 def chunk_limits(
@@ -88,28 +70,6 @@ def chunk_limits(
     share = -(-num_tokens // max(1, num_replicas))
     tokens = min(MOST_TOKENS, max(LEAST_TOKENS, share))
     return min(tokens, info.most_tokens(kinds)), min(MOST_ROWS, info.max_batch_seqs)
-
-
-def _chunk(
-    job: Job,
-    part: tuple[int, int],
-    place: tuple[int, int],
-    size: tuple[int, int],
-    rows: tuple[Rows[Int32], Rows[Int32 | None] | None, Rows[Int32 | None] | None],
-) -> Chunk:
-    (start, end), (row, token), (num_tokens, num_rows) = part, place, size
-    input_ids, types, spans = rows
-    first = Sequence(job, row, input_ids[start])
-    first.first_token = token
-    return Chunk(
-        job,
-        first,
-        list(input_ids[start:end]),
-        None if types is None else list(types[start:end]),
-        None if spans is None else list(spans[start:end]),
-        num_tokens,
-        num_rows,
-    )
 
 
 class ChunkQueue:

@@ -69,7 +69,8 @@ class ReplicaClient:
         Raises:
             ReplicaError: there are none; which one says why.
         """
-        body = wire.ask(chunk.input_ids, chunk.token_type_ids, chunk.spans, chunk.token_outputs)
+        run = chunk.run
+        body = wire.ask(run.sequences, run.token_type_ids, run.spans, chunk.job.token_outputs)
         headers = self._carried()
         if left_s is not None:
             headers[HEADER] = f"{max(1.0, left_s * 1e3):.0f}"
@@ -84,9 +85,9 @@ class ReplicaClient:
         except _BROKEN as error:
             raise Lost(f"the connection broke: {_words(error)}") from None
         if status != 200:
-            raise _refusal(status, told, answer, chunk.first.row)
+            raise _refusal(status, told, answer, run.first_row)
         try:
-            return wire.read_answer(answer, chunk.num_rows, chunk.num_tokens, info)
+            return wire.read_answer(answer, run.num_rows, run.num_tokens, info)
         except (ValueError, KeyError, msgspec.MsgspecError) as error:
             raise Lost(f"its answer makes no sense: {error}") from None
 

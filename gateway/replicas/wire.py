@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gateway.errors import ApiError, ErrorKind, shown
 from gateway.inputs import InputLimits, check_range, invalid, read_id_blocks
 from gateway.pipeline import Embedded
-from rose.batch import BatchResult, EngineInfo, Int32, TokenOutput
+from rose.batch import BatchResult, EngineInfo, Int32, RaggedIds, TokenOutput
 from scheduler.admission import check_spans
 
 PATH = "/v1/sequences"
@@ -59,8 +59,8 @@ class SequencesResponse(msgspec.Struct, kw_only=True):
 class Asked(msgspec.Struct, frozen=True):
     """A request that was read; fields as those of `Scheduler.run`."""
 
-    sequences: list[Int32]
-    token_type_ids: list[Int32 | None] | None
+    sequences: RaggedIds
+    token_type_ids: RaggedIds | None
     spans: list[Int32 | None] | None
     token_outputs: frozenset[TokenOutput]
 
@@ -69,13 +69,13 @@ _ANSWERS = msgspec.msgpack.Decoder(SequencesResponse)
 
 
 def ask(
-    sequences: Sequence[Int32],
+    sequences: RaggedIds,
     token_type_ids: Sequence[Int32 | None] | None,
     spans: Sequence[Int32 | None] | None,
     token_outputs: frozenset[TokenOutput],
 ) -> bytes:
     """The body that asks for these; see `Scheduler.run`."""
-    lengths = [len(ids) for ids in sequences]
+    lengths = sequences.lengths
     request = SequencesRequest(input_ids=_block(sequences), token_outputs=sorted(token_outputs) or None)
     if len(lengths) > 1:
         request.lengths = np.array(lengths, _INT32).data
@@ -95,7 +95,7 @@ def read(request: SequencesRequest, limits: InputLimits, info: EngineInfo) -> As
         ApiError: INVALID_VALUE, INPUT_TOO_LONG or NOT_SUPPORTED.
     """
     sequences = read_id_blocks(request.input_ids, request.lengths, limits).sequences
-    longest = max(map(len, sequences))
+    longest = max(sequences.lengths)
     if longest > limits.max_tokens:
         message = f"a sequence has {longest} tokens; this model takes at most {limits.max_tokens}"
         raise ApiError(ErrorKind.INPUT_TOO_LONG, message, param="lengths")
@@ -152,8 +152,7 @@ def read_answer(body: bytes, num_rows: int, num_tokens: int, info: EngineInfo) -
 
 
 def _block(rows: Sequence[Int32]) -> memoryview:
-    joined = rows[0] if len(rows) == 1 else np.concatenate(rows)
-    return np.ascontiguousarray(joined, _INT32).data
+    return np.ascontiguousarray(RaggedIds.of(rows).flat, _INT32).data
 
 
 def _ints(block: memoryview, count: int, name: str) -> NDArray[np.int32]:
@@ -162,19 +161,18 @@ def _ints(block: memoryview, count: int, name: str) -> NDArray[np.int32]:
     return np.frombuffer(bytes(block), _INT32)
 
 
-def _types(block: memoryview | None, sequences: list[Int32], info: EngineInfo) -> list[Int32 | None] | None:
+def _types(block: memoryview | None, sequences: RaggedIds, info: EngineInfo) -> RaggedIds | None:
     if block is None:
         return None
     if not info.type_vocab_size:
         message = f"model {info.model} has no token types"
         raise ApiError(ErrorKind.NOT_SUPPORTED, message, param="token_type_ids")
-    offsets = [0, *accumulate(map(len, sequences))]
-    types = _ints(block, offsets[-1], "token_type_ids")
+    types = _ints(block, len(sequences.flat), "token_type_ids")
     check_range(types, "token_type_ids", info.type_vocab_size)
-    return [types[start:end] for start, end in pairwise(offsets)]
+    return RaggedIds(types, sequences.lengths)
 
 
-def _spans(request: SequencesRequest, sequences: list[Int32], info: EngineInfo) -> list[Int32 | None] | None:
+def _spans(request: SequencesRequest, sequences: RaggedIds, info: EngineInfo) -> list[Int32 | None] | None:
     if request.spans is None or request.span_counts is None:
         return None
     if info.task != "embed" or info.pooling != "mean":

@@ -29,16 +29,8 @@ class Sequences:
         started_s = time.perf_counter()
         request = decode(wire.SequencesRequest, call.body, call.media)
         asked = wire.read(request, self._pipeline.limits, self._pipeline.info)
-        num_tokens = sum(map(len, asked.sequences))
-        self._pipeline.check_total(num_tokens, "input_ids")
-        ready = Ready(
-            asked.sequences,
-            num_tokens,
-            started_s,
-            call.deadline,
-            asked.token_type_ids,
-            asked.spans,
-            asked.token_outputs,
-        )
+        sequences, types = asked.sequences, asked.token_type_ids
+        self._pipeline.check_total(len(sequences.flat), "input_ids")
+        ready = Ready(sequences, started_s, call.deadline, types, asked.spans, asked.token_outputs)
         embedded = await self._pipeline.run(ready, lambda result: result.vectors)
         return answer(wire.answer(embedded), call.answer_media, figures(embedded))

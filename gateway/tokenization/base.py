@@ -103,14 +103,14 @@ class Tokenizer(Protocol):
         """The same tokenizer, to which special tokens that a text spells out are ordinary words."""
         ...
 
-    def encode(self, texts: Sequence[str], max_tokens: int | None = None) -> list[Int32]:
+    def encode(self, texts: Sequence[str], max_tokens: int | None = None) -> Sequence[Int32]:
         """Ids of each text, i32[n], special tokens included, not padded.
 
         max_tokens: cut as SpecialTokens.truncate cuts the end, reading no more of a text than that takes.
         """
         ...
 
-    def encode_ends(self, texts: Sequence[str], max_tokens: int) -> list[Int32]:
+    def encode_ends(self, texts: Sequence[str], max_tokens: int) -> Sequence[Int32]:
         """As `encode`; of a text of more than max_tokens ids perhaps only the last, at least so many."""
         ...
 

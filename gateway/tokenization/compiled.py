@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from operator import sub
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from gateway.tokenization.kernels.arrays import BLOCK, CODE_BITS, REFER, ROOM, W
 from gateway.tokenization.kernels.jit import addresses_of, called_directly
 from gateway.tokenization.kernels.kernel import Kernel
 from gateway.tokenization.kernels.words import new_words
-from rose.batch import Int32
+from rose.batch import Int32, RaggedIds
 
 _WORD_BYTES, _IDS, _TEXTS, _STATES = 1 << 12, 1 << 14, 1 << 6, 32
 _GROWTH = 4
@@ -50,7 +50,7 @@ class _Workspace:
         )
         self._addresses()
 
-    def encode(self, texts: Sequence[bytes], most: int) -> tuple[list[Int32], list[int]]:
+    def encode(self, texts: Sequence[bytes], most: int) -> tuple[RaggedIds, list[int]]:
         """Ids of each text with the template, at most `most` of its own; and which texts are referred."""
         if len(texts) >= len(self._output.texts):
             self._make_room_for(len(texts))
@@ -135,7 +135,7 @@ class CompiledTokenizer:
         """A copy to which special tokens that a text spells out are ordinary words."""
         return CompiledTokenizer(self._reference.literal(), self._kernel.literal())
 
-    def encode(self, texts: Sequence[str], max_tokens: int | None = None) -> list[Int32]:
+    def encode(self, texts: Sequence[str], max_tokens: int | None = None) -> Sequence[Int32]:
         """Ids of each text, i32[n], with the template. max_tokens: cut as SpecialTokens.truncate does."""
         most = _NO_LIMIT if max_tokens is None else max(max_tokens - self._around, 0)
         if len(texts) != 1 or len(texts[0]) > _IDS or most == 0:
@@ -150,19 +150,20 @@ class CompiledTokenizer:
         self._workspaces.append(workspace)
         return self._encode_all(texts, max_tokens) if answer & _CODE else [row]
 
-    def _encode_all(self, texts: Sequence[str], max_tokens: int | None) -> list[Int32]:
+    def _encode_all(self, texts: Sequence[str], max_tokens: int | None) -> Sequence[Int32]:
         """As encode, whatever the texts are."""
         most = _NO_LIMIT if max_tokens is None else max(max_tokens - self._around, 0)
         prepared = [self._prepared(text) for text in texts]
         workspace = self._take()
+        rows: Sequence[Int32]
         rows, referred = workspace.encode([text or b"" for text in prepared], most)
         if workspace.is_modest:
             self._workspaces.append(workspace)
         referred += [index for index, text in enumerate(prepared) if text is None]
         if referred:
             again = self._reference.encode([texts[index] for index in referred], max_tokens)
-            for index, row in zip(referred, again, strict=True):
-                rows[index] = row
+            instead = dict(zip(referred, again, strict=True))
+            rows = [instead.get(index, row) for index, row in enumerate(rows)]
         if max_tokens is not None and max_tokens < self._around:
             rows = [self._template.truncate(row, max_tokens) for row in rows]
         return rows
@@ -205,7 +206,6 @@ class CompiledTokenizer:
             return _Workspace(self._kernel, self._template)
 
 
-def _rows(ids: Int32, ends: list[int]) -> list[Int32]:
-    """Copies of the rows ids[ends[n]:ends[n + 1]], in one block."""
-    block = ids[: ends[-1]].copy()
-    return [block[start:end] for start, end in pairwise(ends)]
+def _rows(ids: Int32, ends: list[int]) -> RaggedIds:
+    """A copy of the rows ids[ends[n]:ends[n + 1]]."""
+    return RaggedIds(ids[: ends[-1]].copy(), map(sub, ends[1:], ends))

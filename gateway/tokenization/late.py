@@ -71,11 +71,11 @@ class LateTokenizer:
         self._made.add_done_callback(lambda _: made.start())
         return made
 
-    def encode(self, texts: Sequence[str], max_tokens: int | None = None) -> list[Int32]:
+    def encode(self, texts: Sequence[str], max_tokens: int | None = None) -> Sequence[Int32]:
         """See Tokenizer."""
         return self._now.encode(texts, max_tokens)
 
-    def encode_ends(self, texts: Sequence[str], max_tokens: int) -> list[Int32]:
+    def encode_ends(self, texts: Sequence[str], max_tokens: int) -> Sequence[Int32]:
         """See Tokenizer."""
         return self._now.encode_ends(texts, max_tokens)
 

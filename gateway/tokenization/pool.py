@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from gateway.tokenization.base import PairTokens, SpecialTokens, Token, Tokenizer
-from rose.batch import Int32
+from rose.batch import Int32, RaggedIds
 
 # Characters of one call, 5 ms of a compiled tokeniser. The calls of a job spread over the threads; a job that
 # is cancelled ends with the calls that run.
@@ -48,7 +48,7 @@ class TokenizerPool:
 
     async def encode(
         self, texts: Sequence[str], max_tokens: int | None = None, *, ends: bool = False
-    ) -> list[Int32]:
+    ) -> RaggedIds:
         """Ids of each text, i32[n], special tokens included, not padded.
 
         max_tokens: as Tokenizer.encode; or, if `ends`, as Tokenizer.encode_ends.
@@ -57,10 +57,10 @@ class TokenizerPool:
         if ends and max_tokens is not None:
             work = partial(self._tokenizer.encode_ends, max_tokens=max_tokens)
         if sum(map(len, texts)) <= self._inline_chars * self._tokenizer.speedup:
-            return work(texts)
+            return RaggedIds.of(work(texts))
         loop = asyncio.get_running_loop()
         calls = [loop.run_in_executor(self._threads, work, part) for part in _parts(texts)]
-        return [ids for rows in await asyncio.gather(*calls) for ids in rows]
+        return RaggedIds.join([RaggedIds.of(rows) for rows in await asyncio.gather(*calls)])
 
     async def encode_bare(
         self, texts: Sequence[str], most: int | None = None, *, ends: bool = False

@@ -18,8 +18,8 @@ from gateway.errors import ApiError
 from rose.batch import BatchResult
 from rose.errors import EngineError, StepError
 from scheduler.errors import SchedulerError
+from scheduler.job import Job
 from scheduler.options import SchedulerOptions
-from scheduler.sequence import Job
 from tests.fakes import FakeEngine, FakeLazyTensor
 from tests.http.served import Served, serving, until
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from gateway.replicas import wire
-from rose.batch import EngineInfo, Int32, RaggedBatch, TokenOutput
+from rose.batch import EngineInfo, Int32, RaggedBatch, RaggedIds, TokenOutput
 from tests.fakes import FakeEngine, fake_info, fake_tokens, fake_vectors
 from tests.http.served import Reply, Served, serving
 
-SEQUENCES = [np.array(ids, np.int32) for ids in ([1, 2, 3], [4], [5, 6])]
+SEQUENCES = RaggedIds.of([np.array(ids, np.int32) for ids in ([1, 2, 3], [4], [5, 6])])
 KINDS: frozenset[TokenOutput] = frozenset(("lexical", "hidden"))
 INFO = replace(fake_info(has_int8=True, token_outputs={"lexical": 1, "hidden": 4}), type_vocab_size=2)
 TYPES: list[Int32 | None] = [np.array([0, 1, 1], np.int32), None, np.array([1, 0], np.int32)]

@@ -3,38 +3,52 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from rose.batch import TokenOutput
 from scheduler.errors import DeadlineExpired
+from scheduler.job import Job, Run
 from scheduler.queue import SequenceQueue
-from scheduler.sequence import Job, Sequence
-from tests.scheduling import sequence
+from tests.scheduling import job_of
+
+HIDDEN: frozenset[TokenOutput] = frozenset({"hidden"})
+MOST_TOKENS = 30  # of a batch that gives an output of each
 
 
 @dataclass
 class Row:
+    """A sequence. row: its first one's place in the result; rows: how many it has."""
+
     job: Job
     row: int
     tokens: int
+    rows: int = 1
     half: int = 0
 
 
 @dataclass
 class Taken:
     rows: list[Row]
-    sequences: list[Sequence] = field(default_factory=list)
+    runs: list[Run]
+
+
+def rows_of(run: Run) -> list[tuple[Job, int, int]]:
+    """Of each sequence its job, its first row and its tokens."""
+    places = run.job.row_offsets[run.first : run.last]
+    return [(run.job, row, len(ids)) for row, ids in zip(places, run.sequences, strict=True)]
 
 
 class QueueMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.queue = SequenceQueue()
+        self.queue = SequenceQueue(lambda _: MOST_TOKENS)
         self.now_s = 0.0
         self.halves = 0
         self.jobs: list[Job] = []
@@ -42,14 +56,27 @@ class QueueMachine(RuleBasedStateMachine):
         self.taken: list[Taken] = []
 
     @rule(
-        lengths=st.lists(st.integers(1, 20), min_size=1, max_size=6),
+        parts=st.lists(
+            st.tuples(st.integers(1, 20), st.sampled_from([0, 0, 0, 1, 3])), min_size=1, max_size=6
+        ),
         deadline_s=st.one_of(st.just(inf), st.floats(0.0, 5.0)),
+        kinds=st.sampled_from([frozenset[TokenOutput](), frozenset[TokenOutput](), HIDDEN]),
     )
-    def arrive(self, lengths: list[int], deadline_s: float) -> None:
-        job = Job(len(lengths), self.loop.create_future(), self.now_s, self.now_s + deadline_s)
-        self.queue.append(job, [sequence(length) for length in lengths])
+    def arrive(self, parts: list[tuple[int, int]], deadline_s: float, kinds: frozenset[TokenOutput]) -> None:
+        lengths, spans = [], []
+        for length, count in parts:
+            lengths.append(length)
+            spans.append(np.zeros((count, 2), np.int32) if count else None)
+        own = spans if any(count for _, count in parts) else None
+        ends_s = self.now_s + deadline_s
+        job = job_of(self.loop, lengths, self.now_s, deadline_s=ends_s, spans=own, token_outputs=kinds)
+        self.queue.append(job)
         self.jobs.append(job)
-        self.waiting += [Row(job, row, length) for row, length in enumerate(lengths)]
+        row = 0
+        for length, count in parts:
+            self.waiting.append(Row(job, row, length, count or 1))
+            row += count or 1
+        assert job.num_rows == row
 
     @precondition(lambda self: self.jobs)
     @rule(which=st.integers(0), told=st.booleans())
@@ -63,24 +90,45 @@ class QueueMachine(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
 
-    @rule(max_tokens=st.integers(1, 60), max_seqs=st.integers(1, 8))
-    def take(self, max_tokens: int, max_seqs: int) -> None:
-        expected: list[Row] = []
-        for row in list(self.waiting):
-            ended = row.job.done or self.now_s >= row.job.deadline_s
-            tokens = sum(other.tokens for other in expected) + row.tokens
-            if len(expected) == max_seqs:
+    @rule(
+        max_tokens=st.integers(1, 60),
+        max_rows=st.integers(1, 8),
+        apart=st.one_of(st.none(), st.integers(1, 60)),
+    )
+    def take(self, max_tokens: int, max_rows: int, apart: int | None) -> None:
+        before, expected = list(self.waiting), list[Row]()
+        for row in before:
+            if sum(other.rows for other in expected) >= max_rows:
                 break
-            if not ended and expected and (tokens > max_tokens or row.half != expected[0].half):
-                break
-            self.waiting.remove(row)
-            if not ended:
+            if not row.job.done and self.now_s < row.job.deadline_s:
+                if not self._joins(row, expected, (max_tokens, max_rows), apart):
+                    break
                 expected.append(row)
-        sequences = self.queue.take(max_tokens, max_seqs, self.now_s)
-        assert [(s.job, s.row) for s in sequences] == [(row.job, row.row) for row in expected]
-        assert sum(s.num_tokens for s in sequences) <= max_tokens or len(sequences) == 1
+            self.waiting.remove(row)
+        runs = self.queue.take(max_tokens, max_rows, self.now_s, apart)
+        taken = [row for run in runs for row in rows_of(run)]
+        assert taken == [(row.job, row.row, row.tokens) for row in expected]
+        assert [sum(run.num_seqs for run in runs), sum(run.num_rows for run in runs)] == [
+            len(expected),
+            sum(row.rows for row in expected),
+        ]
+        assert len({run.job for run in runs}) == len(runs)
         if expected:
-            self.taken.append(Taken(expected, sequences))
+            self.taken.append(Taken(expected, runs))
+
+    def _joins(self, row: Row, batch: list[Row], limits: tuple[int, int], apart: int | None) -> bool:
+        if not batch:
+            return True
+        together = [*batch, row]
+        max_tokens, max_rows = limits
+        if any(other.job.token_outputs for other in together):
+            max_tokens = min(max_tokens, MOST_TOKENS)
+        if sum(other.tokens for other in together) > max_tokens or row.half != batch[0].half:
+            return False
+        if sum(other.rows for other in together) > max_rows:
+            return False
+        waits = sum(other.tokens for other in self.waiting if other.job is row.job)
+        return apart is None or row.job is batch[-1].job or waits <= apart
 
     @precondition(lambda self: self.taken)
     @rule()
@@ -93,7 +141,7 @@ class QueueMachine(RuleBasedStateMachine):
                 row.half = self.halves
         first_fresh = next((at for at, row in enumerate(self.waiting) if not row.half), len(self.waiting))
         self.waiting[first_fresh:first_fresh] = live
-        self.queue.retry_halves(batch.sequences)
+        self.queue.retry_halves(batch.runs)
 
     @invariant()
     def counts_are_those_of_the_live_rows(self) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from math import inf
 
 import numpy as np
 import pytest
 
-from gateway.replicas.chunks import MOST_TOKENS
+from gateway.replicas.chunks import MOST_TOKENS, Chunk
 from gateway.replicas.errors import Lost
 from gateway.replicas.replica import FIRST_WINDOW_TOKENS, MAX_FAILURES, MOST_WINDOW_TOKENS, State
-from rose.batch import Int32, TokenOutput
+from rose.batch import Int32, RaggedIds, TokenOutput
 from scheduler.errors import (
     Draining,
     NoReplica,
     QueueFull,
 )
+from scheduler.job import Job, Run
 from tests.balancing import Bench, ask, rows, sequences, virtual
 from tests.fakes import fake_info
 from tests.scheduling import sequence, turns
@@ -45,9 +47,9 @@ async def test_all_that_can_be_asked_of_an_engine_is_split_and_joined_alike() ->
         None if n % 4 else np.array([[0, 5], [5, 12], [3, 3]], np.int32) for n in range(300)
     ]
     result = await bench.balancer.run(job, types, None, spans, kinds)
-    whole = bench.remotes[0].took[0]
-    whole.input_ids, whole.token_type_ids, whole.spans = job, types, spans
-    wanted = rows(whole, info)
+    future = asyncio.get_running_loop().create_future()
+    whole = Job(RaggedIds.of(job), future, 0.0, inf, types, spans, kinds)
+    wanted = rows(Chunk(Run(whole, 0, 300)), info)
     assert sum(len(remote.took) for remote in bench.remotes) >= 3
     np.testing.assert_array_equal(result.vectors, wanted.vectors)
     assert result.tokens.keys() == kinds

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import uvloop
 
-from rose.batch import RaggedBatch
+from rose.batch import RaggedBatch, RaggedIds
 from scheduler.batcher import Batcher
 from scheduler.errors import DeadlineExpired, QueueFull
 from scheduler.options import SchedulerOptions
@@ -30,6 +30,21 @@ def test_arrivals_of_one_turn_share_a_batch_and_get_their_own_rows() -> None:
                 assert result.int8 is None
                 assert result.inference_ms == pytest.approx(STEP_S * 1e3, abs=0.2)
                 assert result.queue_ms < 0.2
+
+    run_virtual(scenario())
+
+
+def test_a_batch_that_is_one_call_is_its_own_block_and_a_part_of_one_a_view() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine(info=fake_info(max_batch_seqs=3))
+        whole = RaggedIds.of([sequence(3), sequence(2), sequence(1)])
+        large = RaggedIds.of([sequence(4, first=number) for number in range(5)])
+        async with batching(engine) as batcher:
+            assert_answers(await batcher.run(whole), list(whole))
+            assert_answers(await batcher.run(large), list(large))
+        assert seqs(engine) == [3, 3, 2]
+        assert engine.batches[0].input_ids is whole.flat
+        assert all(np.shares_memory(batch.input_ids, large.flat) for batch in engine.batches[1:])
 
     run_virtual(scenario())
 

@@ -8,8 +8,8 @@ import pytest
 
 from rose.batch import BatchResult, Float32
 from scheduler.errors import StepFailed
-from scheduler.sequence import Job, JobResult, Sequence, scatter
-from tests.scheduling import sequence
+from scheduler.job import Job, JobResult, Run, scatter
+from tests.scheduling import job_of
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.close()
 
 
-def rows_of(job: Job) -> list[Sequence]:
-    return [Sequence(job, row, sequence(1), None) for row in range(job.num_rows)]
+def rows_of(job: Job, first: int = 0, last: int | None = None) -> list[Run]:
+    return [Run(job, first, job.num_rows if last is None else last)]
 
 
 def vectors(count: int, first: int = 0) -> Float32:
@@ -32,7 +32,7 @@ def result_of(job: Job) -> JobResult:
 
 
 def test_one_batch_gives_views(loop: asyncio.AbstractEventLoop) -> None:
-    jobs = [Job(count, loop.create_future(), 1.0, launched_s=1.5) for count in (1, 3, 2)]
+    jobs = [job_of(loop, [1] * count, 1.0, launched_s=1.5) for count in (1, 3, 2)]
     values = vectors(6)
     int8 = values.astype(np.int8)
     scatter([row for job in jobs for row in rows_of(job)], BatchResult(values, int8), 2.0)
@@ -45,13 +45,12 @@ def test_one_batch_gives_views(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def test_several_batches_are_copied_once_into_the_jobs_own_array(loop: asyncio.AbstractEventLoop) -> None:
-    job = Job(5, loop.create_future(), 0.0)
-    rows = rows_of(job)
+    job = job_of(loop, [1] * 5)
     first, second = vectors(2), vectors(3, first=2)
-    scatter(rows[:2], BatchResult(first, first.astype(np.int8)), 1.0)
+    scatter(rows_of(job, 0, 2), BatchResult(first, first.astype(np.int8)), 1.0)
     assert not job.done
     first[:] = -1.0  # the slot is used again
-    scatter(rows[2:], BatchResult(second, second.astype(np.int8)), 2.0)
+    scatter(rows_of(job, 2), BatchResult(second, second.astype(np.int8)), 2.0)
     result = result_of(job)
     assert result.vectors[:, 3].tolist() == [0, 1, 2, 3, 4]
     assert not np.shares_memory(result.vectors, second)
@@ -60,16 +59,15 @@ def test_several_batches_are_copied_once_into_the_jobs_own_array(loop: asyncio.A
 
 
 def test_batches_may_come_back_in_any_order(loop: asyncio.AbstractEventLoop) -> None:
-    job = Job(4, loop.create_future(), 0.0)
-    rows = rows_of(job)
-    scatter(rows[2:], BatchResult(vectors(2, first=2)), 1.0)
-    scatter(rows[:2], BatchResult(vectors(2)), 2.0)
+    job = job_of(loop, [1] * 4)
+    scatter(rows_of(job, 2), BatchResult(vectors(2, first=2)), 1.0)
+    scatter(rows_of(job, 0, 2), BatchResult(vectors(2)), 2.0)
     assert result_of(job).vectors[:, 0].tolist() == [0, 1, 2, 3]
     assert result_of(job).int8 is None
 
 
 def test_the_first_outcome_stays(loop: asyncio.AbstractEventLoop) -> None:
-    failed, cancelled, done = (Job(1, loop.create_future(), 0.0) for _ in range(3))
+    failed, cancelled, done = (job_of(loop, [1] * 1) for _ in range(3))
     failed.fail(StepFailed("first"))
     cancelled.future.cancel()
     scatter(rows_of(done), BatchResult(vectors(1)), 1.0)
@@ -85,7 +83,7 @@ def test_the_first_outcome_stays(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def test_a_row_that_is_not_finite_fails_its_job_and_no_other(loop: asyncio.AbstractEventLoop) -> None:
-    jobs = [Job(count, loop.create_future(), 1.0, launched_s=1.5) for count in (1, 3, 2)]
+    jobs = [job_of(loop, [1] * count, 1.0, launched_s=1.5) for count in (1, 3, 2)]
     rows = [row for job in jobs for row in rows_of(job)]
     scatter(rows, BatchResult(vectors(6), None, non_finite=(2, 3)), 2.0)
     with pytest.raises(StepFailed, match=r"NaN or infinity for input\[1\]"):
@@ -94,9 +92,8 @@ def test_a_row_that_is_not_finite_fails_its_job_and_no_other(loop: asyncio.Abstr
 
 
 def test_a_job_over_two_batches_fails_with_its_first_bad_row(loop: asyncio.AbstractEventLoop) -> None:
-    job = Job(3, loop.create_future(), 0.0)
-    rows = rows_of(job)
-    scatter(rows[:2], BatchResult(vectors(2), None), 1.0)
-    scatter(rows[2:], BatchResult(vectors(1), None, non_finite=(0,)), 2.0)
+    job = job_of(loop, [1] * 3)
+    scatter(rows_of(job, 0, 2), BatchResult(vectors(2), None), 1.0)
+    scatter(rows_of(job, 2), BatchResult(vectors(1), None, non_finite=(0,)), 2.0)
     with pytest.raises(StepFailed, match=r"input\[2\]"):
         result_of(job)

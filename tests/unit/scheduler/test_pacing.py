@@ -9,9 +9,8 @@ from scheduler.inflight import InFlight, Step
 from scheduler.options import SchedulerOptions
 from scheduler.pacing import Pacer
 from scheduler.queue import SequenceQueue
-from scheduler.sequence import Job
 from tests.fakes import FakeLazyTensor, fake_info
-from tests.scheduling import sequence
+from tests.scheduling import job_of
 
 FLAT = tuple(CostPoint(tokens, tokens // 64, tokens * 0.01) for tokens in (256, 512, 1024))
 OPTIONS = SchedulerOptions(
@@ -31,7 +30,7 @@ def waiting_jobs(*jobs: tuple[int, ...]) -> SequenceQueue:
     queue = SequenceQueue()
     loop = asyncio.new_event_loop()
     for lengths in jobs:
-        queue.append(Job(len(lengths), loop.create_future(), 0.0), [sequence(length) for length in lengths])
+        queue.append(job_of(loop, lengths))
     loop.close()
     return queue
 
@@ -39,7 +38,7 @@ def waiting_jobs(*jobs: tuple[int, ...]) -> SequenceQueue:
 def running(*predicted_s: float, started_s: float = 10.0) -> InFlight:
     in_flight = InFlight()
     for seconds in predicted_s:
-        in_flight.add(Step([], 1, 0, FakeLazyTensor.__new__(FakeLazyTensor), started_s, seconds))
+        in_flight.add(Step([], 0, 1, 0, FakeLazyTensor.__new__(FakeLazyTensor), started_s, seconds))
     return in_flight
 
 

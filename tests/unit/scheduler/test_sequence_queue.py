@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from math import inf
 
+import numpy as np
 import pytest
 
 from scheduler.errors import DeadlineExpired, StepFailed
+from scheduler.job import Job, Run
 from scheduler.queue import SequenceQueue
-from scheduler.sequence import Job, Sequence
-from tests.scheduling import sequence
+from tests.scheduling import job_of
 
 
 @pytest.fixture
@@ -27,16 +29,16 @@ class Bench:
         self._loop = loop
 
     def add(self, *lengths: int, deadline_s: float = inf) -> Job:
-        job = Job(len(lengths), self._loop.create_future(), arrived_s=0.0, deadline_s=deadline_s)
-        self.queue.append(job, [sequence(length) for length in lengths])
+        job = job_of(self._loop, lengths, deadline_s=deadline_s)
+        self.queue.append(job)
         return job
 
     def take(self, max_tokens: int = 100, max_seqs: int = 100, now_s: float = 0.0) -> list[int]:
         return lengths(self.queue.take(max_tokens, max_seqs, now_s))
 
 
-def lengths(batch: list[Sequence]) -> list[int]:
-    return [row.num_tokens for row in batch]
+def lengths(batch: list[Run]) -> list[int]:
+    return [length for run in batch for length in run.sequences.lengths]
 
 
 @pytest.fixture
@@ -81,7 +83,7 @@ def test_counts_follow_every_change(bench: Bench) -> None:
     bench.queue.drop(first)
     bench.queue.drop(first)
     assert (bench.queue.num_seqs, bench.queue.num_tokens) == (1, 30)
-    assert repr(bench.queue) == "<SequenceQueue 1 seqs, 30 tokens waiting, 1 dead rows>"
+    assert repr(bench.queue) == "<SequenceQueue 1 seqs, 30 tokens waiting>"
     assert bench.take() == [30]
     assert len(bench.queue) == 0
 
@@ -103,26 +105,42 @@ def test_a_deadline_ends_the_job_at_pop(bench: Bench) -> None:
         late.future.result()
 
 
-def test_many_dead_rows_are_removed_without_a_pop(bench: Bench) -> None:
+def test_nothing_is_kept_of_dropped_jobs(bench: Bench, loop: asyncio.AbstractEventLoop) -> None:
     kept = bench.add(1)
-    for _ in range(1000):
-        gone = bench.add(1, 1, 1)
-        gone.fail(StepFailed("gone"))
-        gone.future.exception()
-        bench.queue.drop(gone)
-    dead = len(bench.queue._waiting) - bench.queue.num_seqs
-    assert dead < 300
-    bench.add(2)
-    assert bench.take() == [1, 2]
-    assert not kept.done
-
-
-def test_dead_rows_may_be_removed_while_a_batch_is_taken(bench: Bench) -> None:
-    gone = [bench.add(*[1] * 200) for _ in range(3)]
-    bench.add(9)
+    halved = bench.add(2, 3)
+    bench.queue.retry_halves(bench.queue.take(6, 3, 0.0))
+    gone = [halved, bench.add(4, 5), bench.add(6)]
     for job in gone:
-        job.future.cancel()
-    assert bench.take() == [9]
+        job.fail(StepFailed("gone"))
+        job.future.exception()
+        bench.queue.drop(job)
+    found = [held for held in gc.get_objects() if isinstance(held, Run)]
+    assert {run.job for run in found} == {kept}
+    assert [bench.take(), bench.take()] == [[1], []]
+
+
+def test_a_job_that_fits_in_part_is_split_and_keeps_its_place(bench: Bench) -> None:
+    bench.add(10)
+    job = bench.add(20, 30, 40, 50)
+    bench.add(5)
+    first, second = bench.queue.take(65, 100, 0.0), bench.queue.take(90, 100, 0.0)
+    assert [(run.first, run.last, run.num_seqs, run.num_tokens) for run in first] == [
+        (0, 1, 1, 10),
+        (0, 2, 2, 50),
+    ]
+    assert [(run.first, run.last, run.first_row, run.first_token) for run in second] == [(2, 4, 2, 50)]
+    assert (job.waiting_seqs, job.waiting_tokens) == (0, 0)
+    assert bench.take() == [5]
+
+
+def test_a_part_is_no_copy(bench: Bench) -> None:
+    job = bench.add(3, 4, 5)
+    [part] = bench.queue.take(7, 100, 0.0)
+    [rest] = bench.queue.take(7, 100, 0.0)
+    assert [ids.tolist() for ids in part.sequences] == [[0, 1, 2], [0, 1, 2, 3]]
+    assert all(np.shares_memory(run.sequences.flat, job.sequences.flat) for run in (part, rest))
+    bench.queue.append(whole := job_of(job.future.get_loop(), (1, 2)))
+    assert bench.queue.take(3, 2, 0.0)[0].sequences is whole.sequences
 
 
 def test_halves_run_again_first_apart_and_in_order(bench: Bench) -> None:
@@ -147,6 +165,28 @@ def test_a_job_alone_is_taken_whole_if_it_fits(bench: Bench) -> None:
     assert [bench.take(), bench.take(), bench.take()] == [[1], [2, 3], []]
     bench.add(4, 5).future.cancel()
     assert bench.take() == []
+
+
+def test_halves_are_cut_between_sequences_whatever_job_they_are_of(bench: Bench) -> None:
+    first, second, third = bench.add(1), bench.add(2, 3, 4, 5), bench.add(6, 7)
+    bench.add(8)
+    bench.queue.retry_halves(bench.queue.take(28, 100, 0.0))
+    halves = [bench.queue.take(100, 100, 0.0) for _ in range(3)]
+    assert [[(run.job, run.first, run.last) for run in half] for half in halves[:2]] == [
+        [(first, 0, 1), (second, 0, 2)],
+        [(second, 2, 4), (third, 0, 2)],
+    ]
+    assert lengths(halves[2]) == [8]
+    assert halves[0][0].retry != halves[1][0].retry
+
+
+def test_half_a_batch_may_be_taken_in_parts_and_halved_again(bench: Bench) -> None:
+    bench.add(1, 2, 3)
+    bench.add(4, 5, 6)
+    bench.queue.retry_halves(bench.queue.take(100, 100, 0.0))
+    assert bench.take(max_tokens=3) == [1, 2]
+    bench.queue.retry_halves(bench.queue.take(100, 100, 0.0))
+    assert [bench.take() for _ in range(3)] == [[4, 5, 6], [3], []]
 
 
 def test_halves_of_a_later_batch_wait_behind_those_of_an_earlier_one(bench: Bench) -> None:

@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rose.batch import BatchResult, Float32, Int32, RaggedBatch
+from rose.batch import BatchResult, Float32, Int32, RaggedBatch, RaggedIds
 from scheduler.admission import check_spans
 from scheduler.errors import StepFailed
+from scheduler.job import scatter
 from scheduler.queue import SequenceQueue
-from scheduler.sequence import Job, scatter
 from tests.fakes import FakeEngine, FakeLazyTensor, fake_info, fake_vectors
-from tests.scheduling import batching, sequence
+from tests.scheduling import batching, job_of, sequence
 from tests.virtual_loop import run_virtual
 
 STEP_S = 0.01
@@ -91,11 +91,17 @@ def test_halves_after_running_out_of_memory_keep_their_rows() -> None:
 )
 def test_impossible_spans_are_refused(part: Int32) -> None:
     with pytest.raises(ValueError, match="spans"):
-        check_spans([sequence(4)], [part], 8)
+        check_spans(RaggedIds.of([sequence(4)]), [part], 8)
 
 
 def test_rows_are_counted() -> None:
-    assert check_spans([sequence(4), sequence(2)], [spans((0, 4), (4, 4)), None], 8) == 3
+    async def scenario() -> None:
+        job = job_of(
+            asyncio.get_running_loop(), (4, 2, 1), spans=[spans((0, 4), (4, 4)), None, spans((0, 1))]
+        )
+        assert (job.num_rows, list(job.row_offsets)) == (4, [0, 2, 3, 4])
+
+    run_virtual(scenario())
 
 
 class FewRows(FakeEngine):
@@ -117,9 +123,10 @@ def test_an_engine_that_gives_too_few_rows_fails_the_job() -> None:
 def test_a_row_that_is_not_finite_fails_the_job_it_is_of() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
-        queue, jobs = SequenceQueue(), [Job(count, loop.create_future(), 0.0) for count in (3, 2)]
-        queue.append(jobs[0], [sequence(4), sequence(4)], None, [spans((0, 1), (1, 2)), None])
-        queue.append(jobs[1], [sequence(4)], None, [spans((0, 1), (1, 2))])
+        queue, two = SequenceQueue(), spans((0, 1), (1, 2))
+        jobs = [job_of(loop, (4, 4), spans=[two, None]), job_of(loop, (4,), spans=[two])]
+        for job in jobs:
+            queue.append(job)
         batch = queue.take(100, 8, 0.0)
         scatter(batch, BatchResult(np.zeros((5, 8), np.float32), None, (2,)), 1.0)
         with pytest.raises(StepFailed, match=r"input\[2\]"):

@@ -11,7 +11,7 @@ import pytest
 
 from rose.batch import BatchResult, EngineInfo, Float32, Int32, RaggedBatch, TokenOutput
 from scheduler.errors import StepFailed
-from scheduler.sequence import JobResult
+from scheduler.job import JobResult
 from tests.fakes import FakeEngine, FakeLazyTensor, fake_info, fake_tokens
 from tests.scheduling import assert_answers, batching, sequence
 from tests.virtual_loop import run_virtual

@@ -12,10 +12,9 @@ from scheduler.errors import SchedulerError
 from scheduler.options import SchedulerOptions
 from scheduler.pacing import Pacer
 from scheduler.queue import SequenceQueue
-from scheduler.sequence import Job
 from scheduler.warmup import measure, warm_up
 from tests.fakes import FakeEngine, fake_info
-from tests.scheduling import batching, sequence
+from tests.scheduling import batching, job_of
 from tests.virtual_loop import run_virtual
 
 # What an H200 takes for a 0.6B model, in ms: no batch of under 4096 tokens is within 2 % of the best rate.
@@ -62,7 +61,7 @@ def test_a_queue_is_cut_into_the_batches_that_end_first(lengths: list[int], expe
     pacer = Pacer(info_of(), SchedulerOptions(cost_points=measured(engine_of(info_of()))))
     queue = SequenceQueue()
     loop = asyncio.new_event_loop()
-    queue.append(Job(len(lengths), loop.create_future(), 0.0), [sequence(length) for length in lengths])
+    queue.append(job_of(loop, lengths))
     loop.close()
     assert pacer.next_batch(queue).tokens == expected
 

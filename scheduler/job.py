@@ -1,16 +1,17 @@
-"""One sequence, the job it belongs to, and how a step's rows get back to it. Knows no queue, no engine."""
+"""One call's sequences, runs of them, and how a step's rows get back to it. Knows no queue, no engine."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
-from collections.abc import Sequence as Rows
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
 
-from rose.batch import NO_TOKEN_OUTPUTS, BatchResult, Float32, Int8, Int32, TokenOutput
+from rose.batch import NO_TOKEN_OUTPUTS, BatchResult, Float32, Int8, Int32, RaggedIds, TokenOutput
 from scheduler.errors import DeadlineExpired, SchedulerError, StepFailed
 from scheduler.metrics import SchedulerMetrics
 
@@ -41,25 +42,40 @@ class Job:
     """The sequences of one call, and the future of who waits for them. Ends once: result, error or cancelled.
 
     arrived_s, deadline_s: on the batcher's clock; deadline_s is infinite for a job that has none.
-    num_rows: of its result. launched_s: when its first sequence was launched, in a batch of batch_seqs.
-    waiting_seqs, waiting_tokens: its part of the queue's counts; kept by SequenceQueue alone.
-    token_outputs: what its result holds for each of its num_tokens tokens.
+    token_type_ids: a row as long as its sequence, or None for zeros. spans: i32[k, 2], k >= 1, the parts of a
+    sequence whose means are wanted, or None for all of it. token_outputs: what is wanted of each token.
+    special: it has any of these.
+    num_rows: of its result. row_offsets: where each sequence's rows begin in it, from 0, and num_rows.
+    launched_s: when its first sequence was launched, in a batch of batch_seqs.
+    waiting_seqs, waiting_tokens: its part of the queue's counts; kept by that alone.
     """
 
-    num_rows: int
+    sequences: RaggedIds
     future: asyncio.Future[JobResult]
     arrived_s: float
     deadline_s: float = math.inf
+    token_type_ids: Sequence[Int32 | None] | None = None
+    spans: Sequence[Int32 | None] | None = None
+    token_outputs: frozenset[TokenOutput] = NO_TOKEN_OUTPUTS
+    special: bool = field(init=False)
+    num_rows: int = field(init=False)
+    row_offsets: Sequence[int] = field(init=False)
     launched_s: float | None = None
     batch_seqs: int = 0
     waiting_seqs: int = 0
     waiting_tokens: int = 0
-    token_outputs: frozenset[TokenOutput] = NO_TOKEN_OUTPUTS
-    num_tokens: int = 0
     _delivered: int = 0
     _vectors: Float32 | None = None
     _int8: Int8 | None = None
     _tokens: dict[TokenOutput, Float32] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.special = self.token_type_ids is not None or self.spans is not None or bool(self.token_outputs)
+        self.num_rows = len(self.sequences.lengths)
+        self.row_offsets = range(self.num_rows + 1)
+        if self.spans is not None:
+            self.row_offsets = (0, *accumulate(1 if own is None else len(own) for own in self.spans))
+            self.num_rows = self.row_offsets[-1]
 
     @property
     def done(self) -> bool:
@@ -76,14 +92,15 @@ class Job:
         if not self.future.done():
             self.future.set_exception(DeadlineExpired(self.deadline_s - self.arrived_s))
 
-    def deliver(self, first: Sequence, rows: BatchResult, now_s: float) -> None:
-        """Take the rows of the job's sequences from `first` on; end it with the last ones."""
+    def deliver(self, run: Run, rows: BatchResult, now_s: float) -> None:
+        """Take the rows of one of the job's runs; end it with the last ones."""
         if self.future.done():
             return
-        count, first_row = len(rows.vectors), first.row
+        count = len(rows.vectors)
         if count == self.num_rows:
             self._finish(rows, now_s)
             return
+        first_row = run.first_row
         if self._vectors is None:
             self._vectors = np.empty((self.num_rows, *rows.vectors.shape[1:]), np.float32)
             self._int8 = None if rows.int8 is None else np.empty(self._vectors.shape, np.int8)
@@ -92,8 +109,8 @@ class Job:
             self._int8[first_row : first_row + count] = rows.int8
         for kind, values in rows.tokens.items():
             if kind not in self._tokens:
-                self._tokens[kind] = np.empty((self.num_tokens, values.shape[1]), np.float32)
-            self._tokens[kind][first.first_token : first.first_token + len(values)] = values
+                self._tokens[kind] = np.empty((len(self.sequences.flat), values.shape[1]), np.float32)
+            self._tokens[kind][run.first_token : run.first_token + len(values)] = values
         self._delivered += count
         if self._delivered == self.num_rows:
             self._finish(BatchResult(self._vectors, self._int8, tokens=self._tokens), now_s)
@@ -133,80 +150,92 @@ async def outcome(future: asyncio.Future[JobResult], metrics: SchedulerMetrics) 
     return result
 
 
-class Sequence:
-    """Row `row` of `job`, or rows from there: input_ids i32[n], token_type_ids i32[n] or None.
+class Run:
+    """Sequences number `first` to `last` of `job`, without the latter, which lie side by side. Never changes.
 
-    spans: i32[k, 2], the parts of it whose means are wanted, k >= 1; None: all of it. num_rows: k, or 1.
-    first_token: the place of its first token among all of the job's. special: it is more than its ids.
+    num_seqs, num_tokens, num_rows: how many it has, and rows of its result.
     retry: 0, or the number of the half batch with which it runs again after the device ran out of memory.
     """
 
-    __slots__ = (
-        "first_token",
-        "input_ids",
-        "job",
-        "num_rows",
-        "num_tokens",
-        "retry",
-        "row",
-        "spans",
-        "special",
-        "token_type_ids",
-    )
+    __slots__ = ("first", "job", "last", "num_rows", "num_seqs", "num_tokens", "retry")
 
-    def __init__(
-        self,
-        job: Job,
-        row: int,
-        input_ids: Int32,
-        token_type_ids: Int32 | None = None,
-        spans: Int32 | None = None,
-    ) -> None:
+    def __init__(self, job: Job, first: int, last: int, retry: int = 0) -> None:
+        offsets, row_offsets = job.sequences.offsets, job.row_offsets
         self.job = job
-        self.row = row
-        self.input_ids = input_ids
-        self.token_type_ids = token_type_ids
-        self.spans = spans
-        self.num_rows = 1 if spans is None else len(spans)
-        self.num_tokens = len(input_ids)
-        self.special = token_type_ids is not None or spans is not None or bool(job.token_outputs)
-        self.first_token = 0
-        self.retry = 0
+        self.first = first
+        self.last = last
+        self.num_seqs = last - first
+        self.num_tokens = offsets[last] - offsets[first]
+        self.num_rows = row_offsets[last] - row_offsets[first]
+        self.retry = retry
+
+    @property
+    def first_row(self) -> int:
+        """The place of its first row among all of the job's."""
+        return self.job.row_offsets[self.first]
+
+    @property
+    def first_token(self) -> int:
+        """The place of its first token among all of the job's."""
+        return self.job.sequences.offsets[self.first]
+
+    @property
+    def sequences(self) -> RaggedIds:
+        """Its ids, i32[n] each; not a copy."""
+        return self.job.sequences.part(self.first, self.last)
+
+    @property
+    def token_type_ids(self) -> Sequence[Int32 | None] | None:
+        """Of its sequences, as the job's."""
+        types = self.job.token_type_ids
+        return None if types is None else types[self.first : self.last]
+
+    @property
+    def spans(self) -> Sequence[Int32 | None] | None:
+        """Of its sequences, as the job's."""
+        spans = self.job.spans
+        return None if spans is None else spans[self.first : self.last]
+
+    def fitting(self, max_tokens: int, max_rows: int) -> int:
+        """Where it must end to have no more than these; `first`, if not even one sequence fits."""
+        if self.num_tokens <= max_tokens and self.num_rows <= max_rows:
+            return self.last
+        ends = (
+            bisect_right(offsets, offsets[self.first] + most, self.first + 1, self.last + 1) - 1
+            for offsets, most in ((self.job.sequences.offsets, max_tokens), (self.job.row_offsets, max_rows))
+        )
+        return min(ends)
 
     def __repr__(self) -> str:
-        return f"<Sequence row {self.row}, {self.num_tokens} tokens{', retried' if self.retry else ''}>"
+        retried = ", retried" if self.retry else ""
+        return f"<Run {self.first}..{self.last}, {self.num_tokens} tokens{retried}>"
 
 
-def scatter(sequences: Rows[Sequence], result: BatchResult, now_s: float) -> None:
-    """Give each job its rows of `result`; the rows of one job lie side by side in a batch.
+def scatter(runs: Sequence[Run], result: BatchResult, now_s: float) -> None:
+    """Give each job its rows of `result`, which lie side by side as its run does in the batch.
 
     A job with a row that is not finite fails; the others of the batch are as good as ever.
     """
     for row in result.non_finite:
-        job, own_row = _owner(sequences, row)
+        job, own_row = _owner(runs, row)
         job.fail(StepFailed(f"the model gave a vector with NaN or infinity for input[{own_row}]"))
-    has_spans = len(result.vectors) != len(sequences)
-    start = first_row = first_token = 0
-    while start < len(sequences):
-        job, end = sequences[start].job, start + 1
-        while end < len(sequences) and sequences[end].job is job:
-            end += 1
-        count = sum(sequence.num_rows for sequence in sequences[start:end]) if has_spans else end - start
-        end_row = first_row + count
-        rows = result if end - start == len(sequences) else result.rows(first_row, end_row)
+    first_row = first_token = 0
+    for run in runs:
+        end_row = first_row + run.num_rows
+        rows = result if len(runs) == 1 else result.rows(first_row, end_row)
         if result.tokens:
-            end_token = first_token + sum(sequence.num_tokens for sequence in sequences[start:end])
-            own = {kind: result.tokens[kind][first_token:end_token] for kind in job.token_outputs}
+            end_token = first_token + run.num_tokens
+            own = {kind: result.tokens[kind][first_token:end_token] for kind in run.job.token_outputs}
             rows, first_token = replace(rows, tokens=own), end_token
-        job.deliver(sequences[start], rows, now_s)
-        start, first_row = end, end_row
+        run.job.deliver(run, rows, now_s)
+        first_row = end_row
 
 
-def _owner(sequences: Rows[Sequence], row: int) -> tuple[Job, int]:
+def _owner(runs: Sequence[Run], row: int) -> tuple[Job, int]:
     """The job that row `row` of a batch is of, and which of its rows that is."""
     first_row = 0
-    for sequence in sequences:
-        if row < first_row + sequence.num_rows:
-            return sequence.job, sequence.row + row - first_row
-        first_row += sequence.num_rows
+    for run in runs:
+        if row < first_row + run.num_rows:
+            return run.job, run.first_row + row - first_row
+        first_row += run.num_rows
     raise IndexError(f"row {row} of a batch of {first_row}")
