@@ -107,7 +107,7 @@ class PinnedSlot:
 
 
 class PinnedPool:
-    """Blocks of powers of two bytes. A slot may die in any thread: the free lists are deques, so atomic.
+    """Blocks of some sizes, see `size_class`. A slot may die in any thread: free lists are deques, so atomic.
 
     max_bytes: most bytes allocated at one time, free blocks included.
     """
@@ -128,11 +128,11 @@ class PinnedPool:
             PinnedExhaustedError: a new block would go beyond `max_bytes`.
             CudaError: no memory can be locked.
         """
-        size_class = max(SMALLEST_CLASS_BYTES, 1 << (nbytes - 1).bit_length())
-        free = self._free.get(size_class)
-        pointer = free.pop() if free else self._allocate(size_class)
+        block = size_class(nbytes)
+        free = self._free.get(block)
+        pointer = free.pop() if free else self._allocate(block)
         self._acquired += 1
-        return PinnedSlot(self, pointer, nbytes, size_class)
+        return PinnedSlot(self, pointer, nbytes, block)
 
     def reserve(self, nbytes: int, count: int) -> None:
         """Allocate `count` blocks that hold `nbytes`, so that `acquire` finds them free.
@@ -189,3 +189,12 @@ class PinnedPool:
     def _release(self, pointer: int, size_class: int) -> None:
         self._allocator.free(pointer)
         self._allocated_bytes -= size_class
+
+
+def size_class(nbytes: int) -> int:
+    """Bytes of a block for so many: a power of two, or one to three quarters more than one; whole pages.
+
+    By powers of two alone, rows of 4096 bytes and a little behind them would take twice what they need.
+    """
+    step = max(SMALLEST_CLASS_BYTES, 1 << max((nbytes - 1).bit_length() - 3, 0))
+    return -(-nbytes // step) * step

@@ -17,7 +17,7 @@ import numpy as np
 from gateway.deadline import Deadline
 from gateway.errors import ApiError, ErrorKind
 from gateway.inputs import invalid
-from gateway.pipeline import Embedded, Pipeline, Ready, finished
+from gateway.pipeline import Embedded, Pipeline, Ready, vectors_of
 from gateway.tokenization.base import SpecialTokens
 from rose.batch import Int32, RaggedIds
 
@@ -70,7 +70,8 @@ class LateChunker:
         self._check(job, sequences)
         self._pipeline.check_total(len(sequences.flat), job.name, job.max_request_tokens)
         ready = Ready(sequences, started_s, job.deadline, spans=[own for _, own in joined])
-        return await self._pipeline.run(ready, lambda result: finished(result, job.dimensions, job.normalize))
+        dimensions, normalize = job.dimensions, job.normalize
+        return await self._pipeline.run(ready, lambda result: vectors_of(result, dimensions, normalize))
 
     def _join(self, chunks: Sequence[Int32], template: SpecialTokens) -> tuple[Int32, Int32]:
         """One document's ids, and the places i32[k, 2] of its chunks in them."""

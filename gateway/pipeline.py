@@ -166,7 +166,7 @@ class Pipeline:
         sequences = self._fit(await self._sequences(job), job)
         self._check_count(sequences, job)
         ready = Ready(sequences, started_s, job.deadline, token_outputs=self._token_outputs(job))
-        return await self.run(ready, lambda result: finished(result, job.dimensions, job.normalize))
+        return await self.run(ready, lambda result: vectors_of(result, job.dimensions, job.normalize))
 
     def check_outputs(self, outputs: tuple[str, ...]) -> None:
         """Refuse outputs that the model does not give.
@@ -333,7 +333,7 @@ class Pipeline:
         self.check_total(len(sequences.flat), inputs.name, job.max_request_tokens)
 
 
-def finished(result: JobResult, dimensions: int, normalize: bool) -> Float32:
+def vectors_of(result: JobResult, dimensions: int, normalize: bool) -> Float32:
     """The vectors of `result`, cut and normalised; see `gateway.encoding.finish`."""
     return finish(result.vectors, dimensions, normalize, result.squares)
 

@@ -28,7 +28,7 @@ class RaggedIds(Sequence[Int32]):
     """Sequences of ids, i32[n] each, laid end to end: what is done with all of them takes one call, not n.
 
     flat: i32[T]. lengths: of each sequence; they add up to T. offsets: where each begins in `flat`, from 0,
-    and T. As a Sequence it gives views of `flat`, each made when it is asked for. Never changes.
+    and T. As a Sequence it gives views of `flat`, each made when it is asked for. Nobody may change `flat`.
     """
 
     __slots__ = ("flat", "lengths", "offsets")

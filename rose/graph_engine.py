@@ -267,7 +267,7 @@ class GraphEngine:
 
     def _staging_slots(self, count: int) -> list[StagingSlot]:
         layout = self._forward.layout
-        # Twice, since the pool rounds up to powers of two.
+        # Twice, since the pool rounds up.
         nbytes = 2 * max(layout.capacity * 4, _PAGE_BYTES)
         self._staging = PinnedPool(self._nouns.allocator, count * nbytes)
         return [StagingSlot(index, layout, self._staging) for index in range(count)]

@@ -60,6 +60,8 @@ def check_lengths(
     lengths = sequences.lengths
     if not lengths:
         raise ValueError("a job needs at least one sequence")
+    if sequences.flat.ndim != 1:
+        raise ValueError(f"sequences of shape {list(sequences.flat.shape)}; a step takes [n]")
     if min(lengths) < 1 or max(lengths) > max_tokens:
         wrong = next(length for length in lengths if not 1 <= length <= max_tokens)
         raise ValueError(f"sequence has {wrong} tokens; a step takes 1 to {max_tokens}")

@@ -46,14 +46,16 @@ class SequenceQueue:
         batch: list[Run] = []
         tokens = rows = 0
         kinds = NO_TOKEN_OUTPUTS
-        while self.num_seqs and rows < max_rows and (run := self.drop_ended(now_s)) is not None:
-            if batch and not _may_join(batch, run, apart_tokens):
+        while rows < max_rows and (run := self.drop_ended(now_s)) is not None:
+            job, end = run.job, run.last
+            if batch and (run.retry != batch[0].retry or _begins_apart(job, apart_tokens)):
                 break
-            together = kinds | run.job.token_outputs
+            together = kinds | job.token_outputs
             limit = min(max_tokens, self._most_tokens(together)) if together else max_tokens
-            end = run.fitting(limit - tokens, max_rows - rows)
-            if end == run.first and batch:
-                break
+            if tokens + run.num_tokens > limit or rows + run.num_rows > max_rows:
+                end = run.fitting(limit - tokens, max_rows - rows)
+                if end == run.first and batch:
+                    break
             taken = self._pop(run, max(end, run.first + 1))
             batch.append(taken)
             kinds = together
@@ -63,20 +65,27 @@ class SequenceQueue:
 
     def drop_ended(self, now_s: float) -> Run | None:
         """Drop ended jobs from the front, and late ones, which end here; what then comes first."""
-        while (run := self._first) is not None and (run.job.done or now_s >= run.job.deadline_s):
-            run.job.expire()
-            self.drop(run.job)
+        while (run := self._first) is not None:
+            job = run.job
+            if not (job.future.done() or now_s >= job.deadline_s):
+                break
+            job.expire()
+            self.drop(job)
+            if run.retry:
+                self._again.popleft()
         return run
 
     def drop(self, job: Job) -> None:
-        """Forget what waits of `job`, which has ended. May be called again."""
+        """Forget what waits of `job`, which has ended. May be called again.
+
+        Its halves stay where they are until they come first: many jobs may end at once, with many halves.
+        """
         if not job.waiting_seqs:
             return
         self.num_seqs -= job.waiting_seqs
         self.num_tokens -= job.waiting_tokens
         job.waiting_seqs = job.waiting_tokens = 0
         self._waiting.pop(job, None)
-        self._again = deque(run for run in self._again if run.job is not job)
 
     def retry_halves(self, batch: Sequence[Run]) -> None:
         """Put `batch` back at the front, to run again as two batches; behind halves that wait already."""
@@ -106,6 +115,7 @@ class SequenceQueue:
 
     @property
     def _first(self) -> Run | None:
+        """May be of an ended job; see `drop_ended`."""
         return self._again[0] if self._again else next(iter(self._waiting.values()), None)
 
     def _pop(self, run: Run, end: int) -> Run:
@@ -138,8 +148,6 @@ class SequenceQueue:
         return f"<SequenceQueue {waits}{', retrying' if self.retrying else ''}>"
 
 
-def _may_join(batch: Sequence[Run], run: Run, apart_tokens: int | None) -> bool:
-    """Whether `run` may be in `batch`: of the same half, if of any, and of no job that is to begin apart."""
-    if run.retry != batch[0].retry:
-        return False
-    return apart_tokens is None or run.job is batch[-1].job or run.job.waiting_tokens <= apart_tokens
+def _begins_apart(job: Job, apart_tokens: int | None) -> bool:
+    """Whether `job` is too large to be begun behind others."""
+    return apart_tokens is not None and job.waiting_tokens > apart_tokens

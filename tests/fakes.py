@@ -234,4 +234,6 @@ class FakeEngine:
         int8 = np.rint(np.tanh(vectors) * 127).astype(np.int8) if self._info.has_int8 else None
         widths = self._info.token_outputs
         tokens = {kind: fake_tokens(batch, kind, widths[kind]) for kind in batch.token_outputs}
-        return BatchResult(vectors, int8, tokens=tokens)
+        with np.errstate(all="ignore"):
+            squares = np.vecdot(vectors, vectors)
+        return BatchResult(vectors, int8, squares=squares, tokens=tokens)

@@ -19,7 +19,7 @@ from gateway.corpus.parts import DTYPES
 from gateway.corpus.windows import Window
 from gateway.dtypes import cast, read_dtype
 from gateway.errors import ApiError
-from gateway.pipeline import Scheduler, finished, max_tokens
+from gateway.pipeline import Scheduler, max_tokens, vectors_of
 from gateway.prompts import Prompts
 from gateway.tokenization.pool import TokenizerPool
 from rose.batch import EngineInfo, Int32
@@ -117,7 +117,7 @@ class Embedder:
         """Run rows and put their values into the window; halves of them where one is at fault."""
         try:
             result = await self._scheduler.run([sequences[place] for place in places])
-            values = cast(finished(result, self.dimensions, self._normalize), result.int8, self._dtype)
+            values = cast(vectors_of(result, self.dimensions, self._normalize), result.int8, self._dtype)
         except (StepFailed, ApiError) as error:
             if len(places) == 1:
                 window.reasons[places[0]] = str(error)

@@ -77,7 +77,8 @@ def compile_ahead(model: Model, row_counts: Iterable[int]) -> None:
     from rose.kernels.jit.compile import compiling
 
     with torch.inference_mode(), compiling(min(os.cpu_count() or 1, _MAX_THREADS)):
-        deliver(torch.zeros(1, dtype=torch.int64, device=probe.device), probe.view(torch.int32), (1, 1))
+        words = torch.zeros(model.config.dimensions, dtype=torch.int32, device=probe.device)
+        deliver(torch.zeros(1, dtype=torch.int64, device=probe.device), words, (1, len(words)))
         write_empty_lists(model.attention_spec)
         counts = list(row_counts)
         for num_tokens in counts:

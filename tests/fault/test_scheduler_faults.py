@@ -262,13 +262,13 @@ def test_a_process_that_stood_still_does_not_blame_the_engine() -> None:
     run_virtual(scenario())
 
 
-def test_a_malformed_sequence_fails_its_batch_and_not_the_server() -> None:
+def test_a_malformed_sequence_is_refused_and_fails_no_batch() -> None:
     async def scenario() -> None:
         async with batching(FakeEngine(), min_budget_tokens=4, max_budget_tokens=4) as batcher:
-            malformed = asyncio.create_task(batcher.run([sequence(3).reshape(3, 1)]))
             beside = call(batcher, 1)
-            await turns()
-            assert await outcomes(malformed, beside, call(batcher, 4)) == [StepFailed, StepFailed, "result"]
+            with pytest.raises(ValueError, match=r"shape \[3, 1\]"):
+                await batcher.run([sequence(3).reshape(3, 1)])
+            assert await outcomes(beside, call(batcher, 4)) == ["result", "result"]
             with pytest.raises(ValueError, match="dimension"):
                 await batcher.run([sequence(4).reshape(4, 1), sequence(1)])
             assert batcher.healthy

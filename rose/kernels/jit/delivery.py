@@ -15,8 +15,8 @@ from rose.kernels.jit.compile import ceil_div, kernel, launch, wait_for_inputs
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Words a program takes at a time: 4 warps, 8 words a thread.
-_BLOCK = 1024
+# Words a program takes at a time, 8 or 32 a thread. Wide rows are SPLADE's, a number for each word there is.
+_BLOCK, _WIDE_BLOCK = 1024, 8192
 
 
 @kernel("address_ptr", "width", "num_words", "share")
@@ -50,4 +50,5 @@ def deliver(address: Tensor, words: Tensor, vectors: tuple[int, int]) -> None:
     """See rose.kernels.delivery.deliver."""
     rows, width = vectors
     share = ceil_div(len(words) - rows * width, rows)
-    launch(_deliver, (rows,), address, words, width, len(words), share, BLOCK=_BLOCK, num_warps=4)
+    block, warps = (_BLOCK, 4) if width <= 4 * _BLOCK else (_WIDE_BLOCK, 8)
+    launch(_deliver, (rows,), address, words, width, len(words), share, BLOCK=block, num_warps=warps)

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from cuda_utils.pinned import PinnedExhaustedError, PinnedPool, PlainHostAllocator
+from cuda_utils.pinned import PinnedExhaustedError, PinnedPool, PlainHostAllocator, size_class
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_full_pool_says_so_and_recovers(pool: PinnedPool) -> None:
 def test_unused_blocks_of_other_sizes_make_room(pool: PinnedPool, allocator: PlainHostAllocator) -> None:
     pool.reserve(4096, 16)
     assert pool.stats()["free_bytes"] == 64 * 1024
-    slot = pool.acquire(50_000)
+    slot = pool.acquire(60_000)
     assert pool.stats()["in_use_bytes"] == 64 * 1024
     assert len(allocator) == 1
     del slot
@@ -86,6 +86,15 @@ def test_reserved_blocks_serve_later_slots(pool: PinnedPool) -> None:
     slots = [pool.acquire(4000) for _ in range(3)]
     assert pool.stats()["allocations"] == 3
     assert len({slot.ptr for slot in slots}) == 3
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "block"),
+    [(1, 4096), (4096, 4096), (4097, 8192), (65_536, 65_536), (65_537, 81_920), (98_305, 114_688)],
+)
+def test_blocks_are_at_most_a_quarter_larger_than_asked_for(nbytes: int, block: int) -> None:
+    assert size_class(nbytes) == block
+    assert nbytes <= block <= max(4096 + nbytes, 1.25 * nbytes)
 
 
 def test_a_slot_may_die_in_another_thread(pool: PinnedPool) -> None:

@@ -10,9 +10,10 @@ from rose.graph_engine import GraphEngine
 from tests.unit.rose.simulated_device import Simulation
 
 
-@pytest.fixture
-def simulation() -> Iterator[Simulation]:
+@pytest.fixture(params=[False, True], ids=["rows are copied", "the device delivers rows"])
+def simulation(request: pytest.FixtureRequest) -> Iterator[Simulation]:
     simulation = Simulation()
+    simulation.delivers = request.param
     yield simulation
     simulation.resume()
     simulation.stream.close()

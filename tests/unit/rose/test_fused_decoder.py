@@ -113,7 +113,7 @@ def test_the_first_layer_has_its_heads_rotated_by_the_product_too() -> None:
     first.rotate(first.project(rows), rows)
     expected = with_pairs_adjacent(rows.qkv.T.contiguous(), weights[0].rope).T
     torch.testing.assert_close(fused_qkv, expected, rtol=2e-3, atol=2e-3)
-    assert not FusedDecoder(weights, TOKENS + 4, only(*WHOLE_BY_FACTORS)).begin(rows)
+    assert not fused.using(only(*WHOLE_BY_FACTORS)).begin(rows)
 
 
 def test_attention_does_not_see_the_order_of_columns() -> None:

@@ -35,8 +35,12 @@ def test_one_batch_gives_views(loop: asyncio.AbstractEventLoop) -> None:
     jobs = [job_of(loop, [1] * count, 1.0, launched_s=1.5) for count in (1, 3, 2)]
     values = vectors(6)
     int8 = values.astype(np.int8)
-    scatter([row for job in jobs for row in rows_of(job)], BatchResult(values, int8), 2.0)
+    squares = np.arange(10, 16, dtype=np.float32)
+    runs = [row for job in jobs for row in rows_of(job)]
+    scatter(runs, BatchResult(values, int8, squares=squares), 2.0)
     assert [result_of(job).vectors[:, 0].tolist() for job in jobs] == [[0], [1, 2, 3], [4, 5]]
+    own = [result_of(job).squares for job in jobs]
+    assert [None if of_job is None else of_job.tolist() for of_job in own] == [[10], [11, 12, 13], [14, 15]]
     for job in jobs:
         result = result_of(job)
         assert np.shares_memory(result.vectors, values)
@@ -47,12 +51,14 @@ def test_one_batch_gives_views(loop: asyncio.AbstractEventLoop) -> None:
 def test_several_batches_are_copied_once_into_the_jobs_own_array(loop: asyncio.AbstractEventLoop) -> None:
     job = job_of(loop, [1] * 5)
     first, second = vectors(2), vectors(3, first=2)
-    scatter(rows_of(job, 0, 2), BatchResult(first, first.astype(np.int8)), 1.0)
+    known = np.ones(2, np.float32)
+    scatter(rows_of(job, 0, 2), BatchResult(first, first.astype(np.int8), squares=known), 1.0)
     assert not job.done
     first[:] = -1.0  # the slot is used again
     scatter(rows_of(job, 2), BatchResult(second, second.astype(np.int8)), 2.0)
     result = result_of(job)
     assert result.vectors[:, 3].tolist() == [0, 1, 2, 3, 4]
+    assert result.squares is None  # each step knew those of its own rows
     assert not np.shares_memory(result.vectors, second)
     assert result.int8 is not None and result.int8[:, 0].tolist() == [0, 1, 2, 3, 4]
     assert result.int8.dtype == np.int8
