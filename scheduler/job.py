@@ -47,7 +47,7 @@ class Job:
     special: it has any of these.
     num_rows: of its result. row_offsets: where each sequence's rows begin in it, from 0, and num_rows.
     launched_s: when its first sequence was launched, in a batch of batch_seqs.
-    waiting_seqs, waiting_tokens: its part of the queue's counts; kept by that alone.
+    waiting_seqs, waiting_tokens: its part of the queue's counts; kept by RunCounts alone.
     """
 
     sequences: RaggedIds
@@ -209,6 +209,35 @@ class Run:
     def __repr__(self) -> str:
         retried = ", retried" if self.retry else ""
         return f"<Run {self.first}..{self.last}, {self.num_tokens} tokens{retried}>"
+
+
+class RunCounts:
+    """How much waits in a queue of runs, kept with what waits of each job.
+
+    num_seqs, num_tokens: of what is still wanted; of ended jobs that were dropped nothing counts any more.
+    """
+
+    __slots__ = ("num_seqs", "num_tokens")
+
+    def __init__(self) -> None:
+        self.num_seqs = 0
+        self.num_tokens = 0
+
+    def count(self, run: Run, sign: int) -> None:
+        """`run` came (1), or was taken (-1)."""
+        seqs, tokens = sign * run.num_seqs, sign * run.num_tokens
+        self.num_seqs += seqs
+        self.num_tokens += tokens
+        run.job.waiting_seqs += seqs
+        run.job.waiting_tokens += tokens
+
+    def forget(self, job: Job) -> bool:
+        """Nothing of `job` waits any more; whether anything did."""
+        waited = job.waiting_seqs > 0
+        self.num_seqs -= job.waiting_seqs
+        self.num_tokens -= job.waiting_tokens
+        job.waiting_seqs = job.waiting_tokens = 0
+        return waited
 
 
 def scatter(runs: Sequence[Run], result: BatchResult, now_s: float) -> None:

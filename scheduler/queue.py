@@ -6,31 +6,29 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
 from rose.batch import NO_TOKEN_OUTPUTS, TokenOutput
-from scheduler.job import Job, Run
+from scheduler.job import Job, Run, RunCounts
 
 
-class SequenceQueue:
+class SequenceQueue(RunCounts):
     """The waiting sequences, as a run a job, and their counts.
 
-    num_seqs, num_tokens: what waits and is still wanted; what waited of dropped jobs counts no longer.
     most_tokens: of a batch that gives these outputs of each; not asked if there are none.
     """
 
-    __slots__ = ("_again", "_most_tokens", "_retries", "_waiting", "num_seqs", "num_tokens")
+    __slots__ = ("_again", "_most_tokens", "_retries", "_waiting")
 
     def __init__(self, most_tokens: Callable[[frozenset[TokenOutput]], int] = lambda _: 0) -> None:
+        super().__init__()
         self._most_tokens = most_tokens
         # In order of arrival. Not a plain dict: that looks for its first item among all that came before.
         self._waiting: OrderedDict[Job, Run] = OrderedDict()
         self._again: deque[Run] = deque()  # of half batches: before all others
         self._retries = 0
-        self.num_seqs = 0
-        self.num_tokens = 0
 
     def append(self, job: Job) -> None:
         """Put all of `job` at the end. Once only."""
         run = self._waiting[job] = Run(job, 0, len(job.sequences.lengths))
-        self._count(run, 1)
+        self.count(run, 1)
 
     def take(
         self, max_tokens: int, max_rows: int, now_s: float, apart_tokens: int | None = None
@@ -80,12 +78,8 @@ class SequenceQueue:
 
         Its halves stay where they are until they come first: many jobs may end at once, with many halves.
         """
-        if not job.waiting_seqs:
-            return
-        self.num_seqs -= job.waiting_seqs
-        self.num_tokens -= job.waiting_tokens
-        job.waiting_seqs = job.waiting_tokens = 0
-        self._waiting.pop(job, None)
+        if self.forget(job):
+            self._waiting.pop(job, None)
 
     def retry_halves(self, batch: Sequence[Run]) -> None:
         """Put `batch` back at the front, to run again as two batches; behind halves that wait already."""
@@ -100,7 +94,7 @@ class SequenceQueue:
                 halves[0].append(Run(run.job, run.first, middle, self._retries - 1))
             if middle < run.last:
                 halves[1].append(Run(run.job, middle, run.last, self._retries))
-            self._count(run, 1)
+            self.count(run, 1)
         self._again.extend(halves[0] + halves[1])
 
     @property
@@ -130,15 +124,8 @@ class SequenceQueue:
             del self._waiting[run.job]
         else:
             self._waiting[run.job] = rest
-        self._count(taken, -1)
+        self.count(taken, -1)
         return taken
-
-    def _count(self, run: Run, sign: int) -> None:
-        seqs, tokens = sign * run.num_seqs, sign * run.num_tokens
-        self.num_seqs += seqs
-        self.num_tokens += tokens
-        run.job.waiting_seqs += seqs
-        run.job.waiting_tokens += tokens
 
     def __len__(self) -> int:
         return self.num_seqs

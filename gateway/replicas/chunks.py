@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from gateway.replicas.replica import Replica
 from rose.batch import BatchResult, EngineInfo, TokenOutput
-from scheduler.job import Job, Run
+from scheduler.job import Job, Run, RunCounts
 
 # Tokens of a chunk. From some 4000 on a GPU gains nothing by more, and a chunk costs the gateway half a
 # millisecond; fewer than LEAST are not worth another replica's while.
@@ -72,34 +72,30 @@ def chunk_limits(
     return min(tokens, info.most_tokens(kinds)), min(MOST_ROWS, info.max_batch_seqs)
 
 
-class ChunkQueue:
-    """Chunks that wait, first come, first served; those that failed somewhere before all others.
-
-    num_seqs, num_tokens: of those that are still wanted.
-    """
+class ChunkQueue(RunCounts):
+    """Chunks that wait, first come, first served; those that failed somewhere before all others."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._again: deque[Chunk] = deque()
         self._waiting: deque[Chunk] = deque()
-        self.num_seqs = 0
-        self.num_tokens = 0
 
     def append(self, chunk: Chunk) -> None:
         """A new one, at the end."""
         self._waiting.append(chunk)
-        self._count(chunk, 1)
+        self.count(chunk.run, 1)
 
     def again(self, chunk: Chunk) -> None:
         """One that comes back."""
         self._again.append(chunk)
-        self._count(chunk, 1)
+        self.count(chunk.run, 1)
 
     def take(self, place: Callable[[Chunk], Replica | None]) -> tuple[Chunk, Replica] | None:
         """The first chunk for which `place` has a replica: of those that came back, or the next new one."""
         for index, chunk in enumerate(self._again):
             if not chunk.job.done and (replica := place(chunk)) is not None:
                 del self._again[index]
-                self._count(chunk, -1)
+                self.count(chunk.run, -1)
                 return chunk, replica
         while self._waiting:
             chunk = self._waiting[0]
@@ -110,27 +106,17 @@ class ChunkQueue:
             if replica is None:
                 return None
             self._waiting.popleft()
-            self._count(chunk, -1)
+            self.count(chunk.run, -1)
             return chunk, replica
         return None
 
     def drop(self, job: Job) -> None:
         """Forget what waits of `job`, which has ended. May be called again."""
-        if not job.waiting_seqs:
+        if not self.forget(job):
             return
-        self.num_seqs -= job.waiting_seqs
-        self.num_tokens -= job.waiting_tokens
-        job.waiting_seqs = job.waiting_tokens = 0
         self._again = deque(chunk for chunk in self._again if not chunk.job.done)
         if len(self._waiting) > 2 * self.num_seqs + _MOST_DEAD:
             self._waiting = deque(chunk for chunk in self._waiting if not chunk.job.done)
-
-    def _count(self, chunk: Chunk, sign: int) -> None:
-        seqs, tokens = sign * chunk.num_seqs, sign * chunk.num_tokens
-        self.num_seqs += seqs
-        self.num_tokens += tokens
-        chunk.job.waiting_seqs += seqs
-        chunk.job.waiting_tokens += tokens
 
     def __repr__(self) -> str:
         return (
