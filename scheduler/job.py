@@ -37,7 +37,6 @@ class JobResult:
     squares: Float32 | None = None
 
 
-@dataclass(slots=True, eq=False, repr=False)
 class Job:
     """The sequences of one call, and the future of who waits for them. Ends once: result, error or cancelled.
 
@@ -50,32 +49,37 @@ class Job:
     waiting_seqs, waiting_tokens: its part of the queue's counts; kept by RunCounts alone.
     """
 
-    sequences: RaggedIds
-    future: asyncio.Future[JobResult]
-    arrived_s: float
-    deadline_s: float = math.inf
-    token_type_ids: Sequence[Int32 | None] | None = None
-    spans: Sequence[Int32 | None] | None = None
-    token_outputs: frozenset[TokenOutput] = NO_TOKEN_OUTPUTS
-    special: bool = field(init=False)
-    num_rows: int = field(init=False)
-    row_offsets: Sequence[int] = field(init=False)
-    launched_s: float | None = None
-    batch_seqs: int = 0
-    waiting_seqs: int = 0
-    waiting_tokens: int = 0
-    _delivered: int = 0
-    _vectors: Float32 | None = None
-    _int8: Int8 | None = None
-    _tokens: dict[TokenOutput, Float32] = field(default_factory=dict)
+    __slots__ = (
+        "_delivered", "_int8", "_tokens", "_vectors", "arrived_s", "batch_seqs", "deadline_s", "future",
+        "launched_s", "num_rows", "row_offsets", "sequences", "spans", "special", "token_outputs",
+        "token_type_ids", "waiting_seqs", "waiting_tokens",
+    )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        self.special = self.token_type_ids is not None or self.spans is not None or bool(self.token_outputs)
-        self.num_rows = len(self.sequences.lengths)
-        self.row_offsets = range(self.num_rows + 1)
-        if self.spans is not None:
-            self.row_offsets = (0, *accumulate(1 if own is None else len(own) for own in self.spans))
-            self.num_rows = self.row_offsets[-1]
+    def __init__(
+        self,
+        sequences: RaggedIds,
+        future: asyncio.Future[JobResult],
+        arrived_s: float,
+        deadline_s: float = math.inf,
+        token_type_ids: Sequence[Int32 | None] | None = None,
+        spans: Sequence[Int32 | None] | None = None,
+        token_outputs: frozenset[TokenOutput] = NO_TOKEN_OUTPUTS,
+    ) -> None:
+        self.sequences = sequences
+        self.future = future
+        self.arrived_s = arrived_s
+        self.deadline_s = deadline_s
+        self.token_type_ids = token_type_ids
+        self.spans = spans
+        self.token_outputs = token_outputs
+        self.special = token_type_ids is not None or spans is not None or bool(token_outputs)
+        self.row_offsets = row_offsets_of(sequences, spans)
+        self.num_rows = self.row_offsets[-1]
+        self.launched_s: float | None = None
+        self.batch_seqs = self.waiting_seqs = self.waiting_tokens = self._delivered = 0
+        self._vectors: Float32 | None = None
+        self._int8: Int8 | None = None
+        self._tokens: dict[TokenOutput, Float32] = {}
 
     @property
     def done(self) -> bool:
@@ -126,6 +130,13 @@ class Job:
     def __repr__(self) -> str:
         state = "done" if self.done else f"{self.waiting_seqs} waiting, {self._delivered} delivered"
         return f"<Job of {self.num_rows}: {state}>"
+
+
+def row_offsets_of(sequences: RaggedIds, spans: Sequence[Int32 | None] | None) -> Sequence[int]:
+    """Where the rows of each sequence begin, from 0, and how many there are."""
+    if spans is None:
+        return range(len(sequences.lengths) + 1)
+    return (0, *accumulate(1 if own is None else len(own) for own in spans))
 
 
 async def outcome(future: asyncio.Future[JobResult], metrics: SchedulerMetrics) -> JobResult:
@@ -223,13 +234,21 @@ class RunCounts:
         self.num_seqs = 0
         self.num_tokens = 0
 
-    def count(self, run: Run, sign: int) -> None:
-        """`run` came (1), or was taken (-1)."""
-        seqs, tokens = sign * run.num_seqs, sign * run.num_tokens
+    def came(self, run: Run) -> None:
+        """It waits."""
+        job, seqs, tokens = run.job, run.num_seqs, run.num_tokens
         self.num_seqs += seqs
         self.num_tokens += tokens
-        run.job.waiting_seqs += seqs
-        run.job.waiting_tokens += tokens
+        job.waiting_seqs += seqs
+        job.waiting_tokens += tokens
+
+    def went(self, run: Run) -> None:
+        """It was taken."""
+        job, seqs, tokens = run.job, run.num_seqs, run.num_tokens
+        self.num_seqs -= seqs
+        self.num_tokens -= tokens
+        job.waiting_seqs -= seqs
+        job.waiting_tokens -= tokens
 
     def forget(self, job: Job) -> bool:
         """Nothing of `job` waits any more; whether anything did."""

@@ -28,7 +28,7 @@ class SequenceQueue(RunCounts):
     def append(self, job: Job) -> None:
         """Put all of `job` at the end. Once only."""
         run = self._waiting[job] = Run(job, 0, len(job.sequences.lengths))
-        self.count(run, 1)
+        self.came(run)
 
     def take(
         self, max_tokens: int, max_rows: int, now_s: float, apart_tokens: int | None = None
@@ -43,27 +43,32 @@ class SequenceQueue(RunCounts):
         """
         batch: list[Run] = []
         tokens = rows = 0
-        kinds = NO_TOKEN_OUTPUTS
+        kinds, limit = NO_TOKEN_OUTPUTS, max_tokens
         while rows < max_rows and (run := self.drop_ended(now_s)) is not None:
-            job, end = run.job, run.last
+            job = run.job
             if batch and (run.retry != batch[0].retry or _begins_apart(job, apart_tokens)):
                 break
-            together = kinds | job.token_outputs
-            limit = min(max_tokens, self._most_tokens(together)) if together else max_tokens
+            if kinds or job.token_outputs:
+                kinds |= job.token_outputs
+                limit = min(max_tokens, self._most_tokens(kinds))
             if tokens + run.num_tokens > limit or rows + run.num_rows > max_rows:
                 end = run.fitting(limit - tokens, max_rows - rows)
                 if end == run.first and batch:
                     break
-            taken = self._pop(run, max(end, run.first + 1))
-            batch.append(taken)
-            kinds = together
-            tokens += taken.num_tokens
-            rows += taken.num_rows
+                run = self._split(run, max(end, run.first + 1))
+            elif run.retry:
+                self._again.popleft()
+            else:
+                del self._waiting[job]
+            self.went(run)
+            batch.append(run)
+            tokens += run.num_tokens
+            rows += run.num_rows
         return batch
 
     def drop_ended(self, now_s: float) -> Run | None:
         """Drop ended jobs from the front, and late ones, which end here; what then comes first."""
-        while (run := self._first) is not None:
+        while (run := self._again[0] if self._again else self._newcomer()) is not None:
             job = run.job
             if not (job.future.done() or now_s >= job.deadline_s):
                 break
@@ -94,7 +99,7 @@ class SequenceQueue(RunCounts):
                 halves[0].append(Run(run.job, run.first, middle, self._retries - 1))
             if middle < run.last:
                 halves[1].append(Run(run.job, middle, run.last, self._retries))
-            self.count(run, 1)
+            self.came(run)
         self._again.extend(halves[0] + halves[1])
 
     @property
@@ -105,17 +110,20 @@ class SequenceQueue(RunCounts):
     @property
     def first_job_tokens(self) -> int:
         """What waits of the job at the front, in tokens; 0 if there is none. See `drop_ended`."""
-        return 0 if (run := self._first) is None else run.job.waiting_tokens
+        run = self._again[0] if self._again else self._newcomer()
+        return 0 if run is None else run.job.waiting_tokens
 
-    @property
-    def _first(self) -> Run | None:
-        """May be of an ended job; see `drop_ended`."""
-        return self._again[0] if self._again else next(iter(self._waiting.values()), None)
+    def _newcomer(self) -> Run | None:
+        """What comes first of all that was not tried before."""
+        return next(iter(self._waiting.values())) if self._waiting else None
 
-    def _pop(self, run: Run, end: int) -> Run:
-        """Take away the first run, or its sequences before number `end`; what is left keeps its place."""
-        rest = None if end == run.last else Run(run.job, end, run.last, run.retry)
-        taken = run if rest is None else Run(run.job, run.first, end, run.retry)
+    def _split(self, run: Run, end: int) -> Run:
+        """Take the sequences before number `end` of what comes first; the others keep their place."""
+        if end == run.last:  # one alone that is longer than it should be
+            rest = None
+        else:
+            rest = Run(run.job, end, run.last, run.retry)
+            run = Run(run.job, run.first, end, run.retry)
         if run.retry:
             self._again.popleft()
             if rest is not None:
@@ -124,8 +132,7 @@ class SequenceQueue(RunCounts):
             del self._waiting[run.job]
         else:
             self._waiting[run.job] = rest
-        self.count(taken, -1)
-        return taken
+        return run
 
     def __len__(self) -> int:
         return self.num_seqs

@@ -49,11 +49,18 @@ def sequence(num_tokens: int, first: int = 0) -> Int32:
 
 
 def job_of(
-    loop: asyncio.AbstractEventLoop, lengths: Iterable[int], arrived_s: float = 0.0, **settings: Any
+    loop: asyncio.AbstractEventLoop,
+    lengths: Iterable[int],
+    arrived_s: float = 0.0,
+    launched_s: float | None = None,
+    **settings: Any,
 ) -> Job:
     """A job of sequences of these lengths."""
-    ids = RaggedIds.of([sequence(length) for length in lengths])
-    return Job(ids, loop.create_future(), arrived_s, **settings)
+    job = Job(
+        RaggedIds.of([sequence(length) for length in lengths]), loop.create_future(), arrived_s, **settings
+    )
+    job.launched_s = launched_s
+    return job
 
 
 def assert_answers(result: JobResult, sequences: list[Int32]) -> None:

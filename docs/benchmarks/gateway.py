@@ -41,7 +41,7 @@ from scheduler.batcher import Batcher
 from scheduler.options import SchedulerOptions
 
 DIMENSIONS = 1024
-ACCEPT_S, WARMUP_S = 0.2, 1.0
+ACCEPT_S = 0.2
 LAG_PERIOD_S = 0.002
 INFO = EngineInfo("null", "null", "float32", "cpu", DIMENSIONS, 30_000, 512, 16_384, 256, "mean", True)
 
@@ -88,6 +88,7 @@ class ByteTokenizer:
     """One id a byte: the cost of the HTTP side with text, without that of a tokenizer."""
 
     vocab_size = 256
+    speedup = 1.0
     special_tokens = SpecialTokens(np.zeros(0, np.int32), np.zeros(0, np.int32))
 
     def encode(self, texts: Sequence[str], max_tokens: int | None = None) -> list[Int32]:
@@ -171,20 +172,20 @@ class Client(asyncio.Protocol):
         self._transport.write(self._wire)
 
 
-async def drive(port: int, case: Case, in_flight: int, seconds: float) -> dict[str, float]:
-    """Keep `in_flight` requests of one kind in flight and count what comes back after the warm-up."""
+async def drive(port: int, case: Case, flags: argparse.Namespace) -> dict[str, float]:
+    """Keep requests of one kind in flight and count what comes back after the warm-up."""
     latencies_ms: list[float] = []
     loop = asyncio.get_running_loop()
     clients = [
         await loop.create_connection(lambda: Client(case.wire, latencies_ms), "127.0.0.1", port)
-        for _ in range(in_flight)
+        for _ in range(flags.in_flight)
     ]
     await asyncio.sleep(ACCEPT_S)
     for _, client in clients:
         client.send()
-    await asyncio.sleep(WARMUP_S)
+    await asyncio.sleep(flags.warmup)
     before, cpu_s, started_s = len(latencies_ms), await server_state(port), time.perf_counter()
-    await asyncio.sleep(seconds)
+    await asyncio.sleep(flags.seconds)
     count, elapsed_s = len(latencies_ms) - before, time.perf_counter() - started_s
     state = await server_state(port)
     for transport, _ in clients:
@@ -246,6 +247,7 @@ def main() -> None:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("--seconds", type=float, default=4.0, help="measured time of each case")
+    parser.add_argument("--warmup", type=float, default=1.0, help="seconds before that")
     parser.add_argument("--in-flight", type=int, default=64, help="requests in flight, one a connection")
     parser.add_argument("--output", type=Path, help="write the figures here as JSON")
     arguments = parser.parse_args()
@@ -256,7 +258,7 @@ def main() -> None:
     port = ours.recv()
     figures = {}
     for case in CASES:
-        figures[case.name] = uvloop.run(drive(port, case, arguments.in_flight, arguments.seconds))
+        figures[case.name] = uvloop.run(drive(port, case, arguments))
         columns = (f"{name} {value:<9}" for name, value in figures[case.name].items())
         sys.stdout.write(f"{case.name:30}{' '.join(columns)}\n")
     ours.send("stop")

@@ -83,19 +83,19 @@ class ChunkQueue(RunCounts):
     def append(self, chunk: Chunk) -> None:
         """A new one, at the end."""
         self._waiting.append(chunk)
-        self.count(chunk.run, 1)
+        self.came(chunk.run)
 
     def again(self, chunk: Chunk) -> None:
         """One that comes back."""
         self._again.append(chunk)
-        self.count(chunk.run, 1)
+        self.came(chunk.run)
 
     def take(self, place: Callable[[Chunk], Replica | None]) -> tuple[Chunk, Replica] | None:
         """The first chunk for which `place` has a replica: of those that came back, or the next new one."""
         for index, chunk in enumerate(self._again):
             if not chunk.job.done and (replica := place(chunk)) is not None:
                 del self._again[index]
-                self.count(chunk.run, -1)
+                self.went(chunk.run)
                 return chunk, replica
         while self._waiting:
             chunk = self._waiting[0]
@@ -106,7 +106,7 @@ class ChunkQueue(RunCounts):
             if replica is None:
                 return None
             self._waiting.popleft()
-            self.count(chunk.run, -1)
+            self.went(chunk.run)
             return chunk, replica
         return None
 
