@@ -107,7 +107,7 @@ class PinnedSlot:
 
 
 class PinnedPool:
-    """Blocks of some sizes, see `size_class`. A slot may die in any thread: free lists are deques, so atomic.
+    """Blocks of `block_bytes`. A slot may die in any thread: the free lists are deques, so atomic.
 
     max_bytes: most bytes allocated at one time, free blocks included.
     """
@@ -128,7 +128,7 @@ class PinnedPool:
             PinnedExhaustedError: a new block would go beyond `max_bytes`.
             CudaError: no memory can be locked.
         """
-        block = size_class(nbytes)
+        block = block_bytes(nbytes)
         free = self._free.get(block)
         pointer = free.pop() if free else self._allocate(block)
         self._acquired += 1
@@ -191,7 +191,7 @@ class PinnedPool:
         self._allocated_bytes -= size_class
 
 
-def size_class(nbytes: int) -> int:
+def block_bytes(nbytes: int) -> int:
     """Bytes of a block for so many: a power of two, or one to three quarters more than one; whole pages.
 
     By powers of two alone, rows of 4096 bytes and a little behind them would take twice what they need.

@@ -40,7 +40,7 @@ class JobResult:
 class Job:
     """The sequences of one call, and the future of who waits for them. Ends once: result, error or cancelled.
 
-    arrived_s, deadline_s: on the batcher's clock; deadline_s is infinite for a job that has none.
+    sequences: i32[n] each. arrived_s, deadline_s: on the batcher's clock; the latter is infinite for none.
     token_type_ids: a row as long as its sequence, or None for zeros. spans: i32[k, 2], k >= 1, the parts of a
     sequence whose means are wanted, or None for all of it. token_outputs: what is wanted of each token.
     special: it has any of these.
@@ -73,7 +73,7 @@ class Job:
         self.spans = spans
         self.token_outputs = token_outputs
         self.special = token_type_ids is not None or spans is not None or bool(token_outputs)
-        self.row_offsets = row_offsets_of(sequences, spans)
+        self.row_offsets = _row_offsets(sequences, spans)
         self.num_rows = self.row_offsets[-1]
         self.launched_s: float | None = None
         self.batch_seqs = self.waiting_seqs = self.waiting_tokens = self._delivered = 0
@@ -132,7 +132,7 @@ class Job:
         return f"<Job of {self.num_rows}: {state}>"
 
 
-def row_offsets_of(sequences: RaggedIds, spans: Sequence[Int32 | None] | None) -> Sequence[int]:
+def _row_offsets(sequences: RaggedIds, spans: Sequence[Int32 | None] | None) -> Sequence[int]:
     """Where the rows of each sequence begin, from 0, and how many there are."""
     if spans is None:
         return range(len(sequences.lengths) + 1)

@@ -45,7 +45,7 @@ class SequenceQueue(RunCounts):
         tokens = rows = 0
         kinds, limit = NO_TOKEN_OUTPUTS, max_tokens
         while rows < max_rows and (run := self.drop_ended(now_s)) is not None:
-            job = run.job
+            job, end = run.job, run.last
             if batch and (run.retry != batch[0].retry or _begins_apart(job, apart_tokens)):
                 break
             if kinds or job.token_outputs:
@@ -55,7 +55,9 @@ class SequenceQueue(RunCounts):
                 end = run.fitting(limit - tokens, max_rows - rows)
                 if end == run.first and batch:
                     break
-                run = self._split(run, max(end, run.first + 1))
+                end = max(end, run.first + 1)
+            if end < run.last:
+                run = self._split(run, end)
             elif run.retry:
                 self._again.popleft()
             else:
@@ -118,21 +120,13 @@ class SequenceQueue(RunCounts):
         return next(iter(self._waiting.values())) if self._waiting else None
 
     def _split(self, run: Run, end: int) -> Run:
-        """Take the sequences before number `end` of what comes first; the others keep their place."""
-        if end == run.last:  # one alone that is longer than it should be
-            rest = None
-        else:
-            rest = Run(run.job, end, run.last, run.retry)
-            run = Run(run.job, run.first, end, run.retry)
+        """Take the sequences before number `end` of what comes first; the others keep its place."""
+        rest = Run(run.job, end, run.last, run.retry)
         if run.retry:
-            self._again.popleft()
-            if rest is not None:
-                self._again.appendleft(rest)
-        elif rest is None:
-            del self._waiting[run.job]
+            self._again[0] = rest
         else:
             self._waiting[run.job] = rest
-        return run
+        return Run(run.job, run.first, end, run.retry)
 
     def __len__(self) -> int:
         return self.num_seqs

@@ -16,7 +16,7 @@ import pytest
         ("scheduler.py --requests 1024", ["clients=256", "open rate=4000/s"]),
         ("overhead.py --rounds 8 --no-http", ["100x512", "GraphEngine.step, cold"]),
     ],
-    ids=lambda value: value.split()[0] if isinstance(value, str) else "",
+    ids=["gateway", "scheduler", "overhead"],
 )
 def test_it_measures_all_that_it_says(repo_root: Path, command: str, words: list[str]) -> None:
     script, *flags = command.split()

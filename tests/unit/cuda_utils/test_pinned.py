@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from cuda_utils.pinned import PinnedExhaustedError, PinnedPool, PlainHostAllocator, size_class
+from cuda_utils.pinned import PinnedExhaustedError, PinnedPool, PlainHostAllocator, block_bytes
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_reserved_blocks_serve_later_slots(pool: PinnedPool) -> None:
     [(1, 4096), (4096, 4096), (4097, 8192), (65_536, 65_536), (65_537, 81_920), (98_305, 114_688)],
 )
 def test_blocks_are_at_most_a_quarter_larger_than_asked_for(nbytes: int, block: int) -> None:
-    assert size_class(nbytes) == block
+    assert block_bytes(nbytes) == block
     assert nbytes <= block <= max(4096 + nbytes, 1.25 * nbytes)
 
 
