@@ -33,7 +33,7 @@ from rose.engine_options import MOST_BATCH_TOKENS
 from rose.kernels import early, fused, gemm
 from rose.kernels.cuda.wide import WIDE
 from rose.kernels.jit import prebuilt
-from rose.layers import decoder_stack, encoder_stack
+from rose.layers import decoder_stack, encoder_stack, token_qkv
 from rose.layers.compile_ahead import compile_ahead, row_counts
 from rose.layers.decoder_stack import DecoderStack
 from rose.layers.encoder_stack import EncoderStack
@@ -153,6 +153,7 @@ def hopper(with_products: bool, with_stack: bool) -> Iterator[None]:
         (qwen3, "DecoderStack", IdleDecoder if with_stack else DecoderStack),
         (bert, "EncoderStack", IdleEncoder if with_stack else EncoderStack),
         (policy, "_device_table", lambda spec: attention),
+        (token_qkv, "_has_room", lambda embeddings, width: with_products),
     )
     with ExitStack() as stack:
         for owner, name, value in stand_ins:

@@ -50,7 +50,7 @@ def embed_tokens(
 
         jit.embed_tokens(input_ids, cu_seqlens, table, norm, out)
     else:
-        rows = table[_rows_of(input_ids, table)].float()
+        rows = table[rows_of(input_ids, table)].float()
         out.residual.copy_(rows)
         out.hidden.copy_(rms_normalized(rows, norm))
         out.positions.copy_(token_positions(cu_seqlens, len(input_ids)))
@@ -70,17 +70,25 @@ def embed_bert(
 
         jit.embed_bert(input_ids, cu_seqlens, token_type_ids, tables, out)
         return
-    total = tables.word[_rows_of(input_ids, tables.word)].float()
+    total = layer_input(input_ids, cu_seqlens, token_type_ids, tables)
+    out.copy_(layer_normalized(total, tables.norm))
+
+
+def layer_input(
+    input_ids: Tensor, cu_seqlens: Tensor, token_type_ids: Tensor | None, tables: BertTables
+) -> Tensor:
+    """f32[T, H]: what `embed_bert` norms. Arguments as there."""
+    total = tables.word[rows_of(input_ids, tables.word)].float()
     if tables.position is not None:
         places = token_positions(cu_seqlens, len(input_ids)).long() + tables.position_offset
         total = total + tables.position[places].float()
     if tables.token_type is not None:
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-        total = total + tables.token_type[_rows_of(types, tables.token_type)].float()
-    out.copy_(layer_normalized(total, tables.norm))
+        total = total + tables.token_type[rows_of(types, tables.token_type)].float()
+    return total
 
 
-def _rows_of(ids: Tensor, table: Tensor) -> Tensor:
+def rows_of(ids: Tensor, table: Tensor) -> Tensor:
     """i64[T]: the rows of `table` that are read for `ids`."""
     return torch.where((ids >= 0) & (ids < len(table)), ids, 0).long()
 

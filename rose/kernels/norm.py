@@ -43,12 +43,13 @@ def rms_norm(x: Tensor, norm: RmsNorm, out: Tensor) -> None:
         out.copy_(rms_normalized(x.float(), norm))
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, norm: RmsNorm, out: Tensor) -> None:
+def add_rms_norm(x: Tensor | None, residual: Tensor, norm: RmsNorm, out: Tensor) -> None:
     """residual += x, then out = norm of it, from the unrounded sum.
 
-    x: [T, H], or the partial sums [K, T, H] of a split-K product, added in fp32. residual, out: [T, H].
+    x: [T, H], the partial sums [K, T, H] of a split-K product, added in fp32, or None: they are in residual
+    already. residual, out: [T, H].
     """
-    if dispatch.uses_triton(x):
+    if dispatch.uses_triton(residual):
         from rose.kernels.jit import norm as jit
 
         jit.add_rms_norm(x, residual, norm, out)
@@ -58,13 +59,15 @@ def add_rms_norm(x: Tensor, residual: Tensor, norm: RmsNorm, out: Tensor) -> Non
         out.copy_(rms_normalized(total, norm))
 
 
-def add_layer_norm(x: Tensor, residual: Tensor, bias: Tensor | None, norm: LayerNorm, out: Tensor) -> None:
+def add_layer_norm(
+    x: Tensor | None, residual: Tensor, bias: Tensor | None, norm: LayerNorm, out: Tensor
+) -> None:
     """out = LayerNorm(x + bias + residual); `residual` keeps its value unless `out` is the same tensor.
 
-    x: [T, H] or partial sums [K, T, H]. bias: [H] of the linear layer that made x, or None.
-    out, residual: [T, H].
+    x: [T, H], partial sums [K, T, H], or None: it is in residual already. bias: [H] of the linear layer that
+    made x, or None. out, residual: [T, H].
     """
-    if dispatch.uses_triton(x):
+    if dispatch.uses_triton(residual):
         from rose.kernels.jit import norm as jit
 
         jit.add_layer_norm(x, residual, bias, norm, out)
@@ -91,8 +94,10 @@ def add_pre_layer_norm(
         out.copy_(layer_normalized(total, norm))
 
 
-def added(x: Tensor, residual: Tensor) -> Tensor:
-    """residual + x, or + the sum of partials [K, T, H]: f32[T, H]."""
+def added(x: Tensor | None, residual: Tensor) -> Tensor:
+    """residual + x, if there is one, or + the sum of partials [K, T, H]: f32[T, H]."""
+    if x is None:
+        return residual.float()
     return residual.float() + (x.float().sum(0) if x.dim() == 3 else x.float())
 
 

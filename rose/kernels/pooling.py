@@ -29,9 +29,12 @@ SCRATCH_ROWS = 512
 
 @dataclass(frozen=True, slots=True)
 class LastHidden:
-    """What the last layer leaves: x [T, H] or [K, T, H] to add to residual [T, H], and the final norm."""
+    """What the last layer leaves: x [T, H] or [K, T, H] to add to residual [T, H], and the final norm.
 
-    x: Tensor
+    x: None: there is nothing more to add.
+    """
+
+    x: Tensor | None
     residual: Tensor
     norm: RmsNorm
 
@@ -87,7 +90,9 @@ def norm_gather_rows(last: LastHidden, cu_seqlens: Tensor, which: Which, outputs
         jit.norm_gather_rows(last, cu_seqlens, which, outputs)
         return
     rows, empty = which_rows(cu_seqlens, which)
-    total = rms_normalized(added(last.x[..., rows, :], last.residual[rows]), last.norm)
+    total = rms_normalized(
+        added(None if last.x is None else last.x[..., rows, :], last.residual[rows]), last.norm
+    )
     _finish(total.masked_fill(empty, 0.0), outputs)
 
 

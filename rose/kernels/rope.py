@@ -81,10 +81,8 @@ def qk_norm_rope(
     if rope.bias is not None:
         total = total + rope.bias.float()
     values_at = rope.rotated_heads * rope.head_dim
-    rows = _normed(total[:, :values_at].view(len(qkv), -1, rope.head_dim), rope)
-    first, second = rows.chunk(2, dim=-1)
-    cos, sin = rope.cos_sin[positions.long()].unsqueeze(1).chunk(2, dim=-1)
-    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    rows = total[:, :values_at].view(len(qkv), -1, rope.head_dim)
+    turned = rotated(normed(rows, rope), positions, rope)
     if scales is not None:
         values = total[:, values_at:].view(len(qkv), -1, rope.head_dim)
         heads = torch.cat([turned, values], dim=1) / scales[:, None]
@@ -95,11 +93,17 @@ def qk_norm_rope(
     qkv[:, :values_at] = turned.flatten(1)
 
 
-def _normed(rows: Tensor, rope: QkRope) -> Tensor:
+def normed(rows: Tensor, rope: QkRope) -> Tensor:
     """q and k f32[T, Hq + Hk, D] through their RMSNorm, if there is one."""
     if rope.weight is None:
         return rows
-    weight = rope.weight.float().repeat_interleave(
-        torch.tensor([rope.num_heads, rope.num_kv_heads], device=rows.device), dim=0
-    )
+    query, key = rope.weight.float()
+    weight = torch.cat([query.expand(rope.num_heads, -1), key.expand(rope.num_kv_heads, -1)])
     return rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + rope.eps) * weight
+
+
+def rotated(rows: Tensor, positions: Tensor, rope: QkRope) -> Tensor:
+    """q and k f32[T, Hq + Hk, D], each head turned by its token's position, i32[T]."""
+    first, second = rows.chunk(2, dim=-1)
+    cos, sin = rope.cos_sin[positions.long()].unsqueeze(1).chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)

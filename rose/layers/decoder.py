@@ -50,7 +50,7 @@ class DecoderLayer:
         """The QKV product of rows.hidden, input_norm(residual): rows.qkv, or partials in rows.partials."""
         return self.qkv(rows.hidden, rows.qkv, rows.partials)
 
-    def follow(self, mixed: Tensor, rows: DecoderBuffers) -> Tensor:
+    def follow(self, mixed: Tensor | None, rows: DecoderBuffers) -> Tensor:
         """`project` after another layer, whose `mix` returned `mixed`; that is added to rows.residual."""
         add_rms_norm(mixed, rows.residual, self.input_norm, rows.hidden)
         return self.project(rows)
@@ -75,16 +75,16 @@ class DecoderLayer:
         """
         return pick(self.rope, batch, buffers, product, query)
 
-    def mix(self, rows: DecoderBuffers) -> Tensor:
+    def mix(self, rows: DecoderBuffers) -> Tensor | None:
         """rows.context through the rest of the layer.
 
-        Adds the attention's part to rows.residual and returns what is still to be added: rows.hidden, or
-        split-K partial sums [K, T, H] in rows.partials. Use it before the next product.
+        Adds the attention's part to rows.residual and returns what is still to be added: None, rows.hidden,
+        or split-K partial sums [K, T, H] in rows.partials. Use it before the next product.
         """
-        mixed = self.output(rows.context, rows.hidden, rows.partials)
+        mixed = self.output.add(rows.context, rows.residual, rows.hidden, rows.partials)
         add_rms_norm(mixed, rows.residual, self.mlp_norm, rows.hidden)
         gated = self.gate_up(rows.hidden, rows.wide, rows.narrow, rows.partials)
-        return self.down(gated, rows.hidden, rows.partials)
+        return self.down.add(gated, rows.residual, rows.hidden, rows.partials)
 
 
 def attend(rope: QkRope, batch: DeviceBatch, buffers: DecoderBuffers, product: Tensor | None) -> None:

@@ -107,7 +107,7 @@ class DenseAddNorm:
         self.norm = norm
 
     def __call__(self, x: Tensor, residual: Tensor, buffers: EncoderBuffers, out: Tensor | None) -> Tensor:
-        """[T, H] from x [T, in] and residual [T, H].
+        """[T, H] from x [T, in] and residual [T, H], which may be overwritten where `out` is given.
 
         out: [T, H], the result, neither x nor buffers.dense; None on a CPU. buffers.dense: for the product.
         """
@@ -116,9 +116,9 @@ class DenseAddNorm:
             total = self._linear.add(x, residual)
             return layer_norm(total, norm.weight.shape, norm.weight, norm.bias, norm.eps)
         if self._projection is None or dense is None or partials is None:
-            product = self._linear(x, dense)
+            product: Tensor | None = self._linear(x, dense)
         else:
-            product = self._projection(x, dense, partials)
+            product = self._projection.add(x, residual, dense, partials)
         add_layer_norm(product, residual, self._kernel_bias, norm, out)
         return out
 

@@ -48,8 +48,9 @@ class Fp8DecoderLayer:
         """See DecoderLayer.project."""
         return self.qkv(self._quantized(rows.hidden), rows.qkv)
 
-    def follow(self, mixed: Tensor, rows: DecoderBuffers) -> Tensor:
+    def follow(self, mixed: Tensor | None, rows: DecoderBuffers) -> Tensor:
         """See DecoderLayer.follow."""
+        assert mixed is not None  # no product in FP8 adds to the residual stream by itself
         return self.qkv(self._normed(mixed, self.input_norm, rows), rows.qkv)
 
     def attend(self, batch: DeviceBatch, buffers: DecoderBuffers, product: Tensor | None) -> None:

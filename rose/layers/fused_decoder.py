@@ -150,7 +150,7 @@ class FusedDecoder:
         scale = add(kernels.down, rows.narrow, layer.down, following.input_norm)
         self._heads(kernels.qkv, index + 1, scale, rows)
 
-    def follow(self, index: int, mixed: Tensor, rows: DecoderBuffers) -> None:
+    def follow(self, index: int, mixed: Tensor | None, rows: DecoderBuffers) -> None:
         """From what `mix` of layer `index` returned to rows.qkv of the next, normed and rotated.
 
         rows.residual is brought up to date, rows.hidden is overwritten.

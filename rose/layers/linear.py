@@ -50,6 +50,13 @@ class Linear:
             return torch.mm(x, self._weight, out=out)
         return torch.addmm(self._bias, x, self._weight, out=out)
 
+    def add_to(self, residual: Tensor, x: Tensor) -> bool:
+        """residual [T, out_features] += x Wᵀ in one product; False, and nothing, if that cannot be."""
+        if self._weight is None or self._bias is not None:
+            return False
+        residual.addmm_(x, self._weight)
+        return True
+
     def gelu(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """[T, out_features] = gelu(x Wᵀ + b), the exact form with erf."""
         if self._weight is None:

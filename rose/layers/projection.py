@@ -38,15 +38,30 @@ class Projection:
 
         partials: flat, room for any split-K plan of this weight.
         """
-        if self.weight is not None:
-            fused = self._lookup("plain", len(x), *self.weight.shape)
-            if fused is not None:
-                fused.plain(x, self.weight, out)
-                return out
-            plan = _plan(x, self.weight, self._ending)
-            if plan is not None:
-                return _unfused(x, self.weight, plan, out, partials)
-        return self._linear(x, out)
+        ours = self._by_ours(x, out, partials)
+        return self._linear(x, out) if ours is None else ours
+
+    def add(self, x: Tensor, residual: Tensor, out: Tensor, partials: Tensor) -> Tensor | None:
+        """residual [T, N] += x Wᵀ, and None; or what is still to be added to it, as of a call.
+
+        The first where the product is cuBLAS's, which reads and writes the residual on its way: a kernel that
+        adds two tensors and stores their sum moves one and a half times as much as both do then.
+        """
+        ours = self._by_ours(x, out, partials)
+        if ours is None and self._linear.add_to(residual, x):
+            return None
+        return self._linear(x, out) if ours is None else ours
+
+    def _by_ours(self, x: Tensor, out: Tensor, partials: Tensor) -> Tensor | None:
+        """As a call, where a kernel of ours makes the product; None, and nothing done, elsewhere."""
+        if self.weight is None:
+            return None
+        fused = self._lookup("plain", len(x), *self.weight.shape)
+        if fused is not None:
+            fused.plain(x, self.weight, out)
+            return out
+        plan = _plan(x, self.weight, self._ending)
+        return None if plan is None else _unfused(x, self.weight, plan, out, partials)
 
 
 class BiasedProjection:

@@ -15,13 +15,15 @@ from rose.kernels.embedding import embed_bert
 from rose.kernels.fused import gains_early
 from rose.kernels.gemm import fetches_early
 from rose.kernels.one_query import OneQuery
+from rose.kernels.token_qkv import BertQkvTables, embed_bert_qkv
 from rose.layers.compile_ahead import compile_ahead, row_counts
-from rose.layers.encoder import EncoderBuffers, EncoderLayer, EncoderReader, weight_keys
+from rose.layers.encoder import EncoderBuffers, EncoderLayer, EncoderReader, attend, weight_keys
 from rose.layers.encoder_stack import EncoderStack
 from rose.layers.fp8_encoder import Fp8EncoderLayer, read_layer
 from rose.layers.fp8_weights import Fp8Weights
 from rose.layers.length_order import run_by_length
 from rose.layers.rotary import attention_spec
+from rose.layers.token_qkv import bert_qkv_tables
 
 if TYPE_CHECKING:
     import torch
@@ -47,8 +49,10 @@ class BertModel:
         self.attention_spec = attention_spec(config, dtype, device)
         read = EncoderReader(config, weights, dtype, device)
         self._tables = read.tables()
+        self._heads = config.num_heads, config.head_dim
         self._layers: list[EncoderLayer | Fp8EncoderLayer]
         self._stack: EncoderStack | None = None
+        self._first_qkv: BertQkvTables | None = None
         self._keys: tuple[WeightKey, ...] = ()  # products in FP8 have no plans
         if isinstance(weights, Fp8Weights):
             self._layers = [read_layer(read, weights, config, index) for index in range(config.num_layers)]
@@ -56,6 +60,9 @@ class BertModel:
             layers = [read.layer(index) for index in range(config.num_layers)]
             self._layers = [*layers]
             self._stack = EncoderStack.of(layers, self.attention_spec)
+            qkv = layers[0].qkv
+            if len(layers) > 1:  # the only layer may be one that takes single rows
+                self._first_qkv = bert_qkv_tables(self._tables, qkv.weight, qkv.bias)
             self._keys = weight_keys(config)
         self._head: EmbeddingHead | SpladeHead
         if config.pooling == "splade":
@@ -86,14 +93,19 @@ class BertModel:
         hidden = buffers.hidden
         if hidden is None:
             hidden = word.new_empty(batch.num_tokens, word.shape[1])
-        embed_bert(batch.input_ids, batch.cu_seqlens, batch.token_type_ids, self._tables, hidden)
         if self._stack is not None and self._stack.takes(batch.num_tokens):
+            embed_bert(batch.input_ids, batch.cu_seqlens, batch.token_type_ids, self._tables, hidden)
             self._stack(batch, hidden, buffers)
             self._head(hidden, batch.bounds, self._head.which, outputs)
             return
+        qkv = self._embed(batch, hidden, buffers)
         *earlier, last = self._layers
         for layer in earlier:
-            hidden = layer.mix(layer.attend(hidden, batch, buffers), hidden, buffers)
+            if qkv is None:
+                context = layer.attend(hidden, batch, buffers)
+            else:
+                context, qkv = attend(qkv, self._heads, batch, buffers), None
+            hidden = layer.mix(context, hidden, buffers)
         which, query = self._head.which, self._query
         # More sequences than rows are padding; then there is nothing to pick.
         if query is None or batch.num_seqs > batch.num_tokens or outputs.tokens:
@@ -101,3 +113,15 @@ class BertModel:
         else:
             mixed, which = last.mix(*last.pick(hidden, batch, buffers, query)), "only"
         self._head(mixed, batch.bounds, which, outputs)
+
+    def _embed(
+        self, batch: DeviceBatch, hidden: torch.Tensor, buffers: EncoderBuffers
+    ) -> torch.Tensor | None:
+        """The embeddings, to hidden [T, H]; the first layer's QKV [T, 3H] of them where tables give it."""
+        ids, types = batch.input_ids, batch.token_type_ids
+        if self._first_qkv is None or buffers.qkv is None:
+            embed_bert(ids, batch.cu_seqlens, types, self._tables, hidden)
+            return None
+        tables = self._tables, self._first_qkv
+        embed_bert_qkv(ids, batch.cu_seqlens, types, tables, (hidden, buffers.qkv))
+        return buffers.qkv

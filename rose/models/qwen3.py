@@ -18,6 +18,7 @@ from rose.kernels.norm import add_rms_norm
 from rose.kernels.one_query import OneQuery
 from rose.kernels.pooling import LastHidden, norm_gather_rows, norm_mean_pool, pool_scratch
 from rose.kernels.rope import rope_table
+from rose.kernels.token_qkv import QkvRows, RotaryQkvTable, embed_rotary_qkv
 from rose.layers.compile_ahead import compile_ahead, row_counts
 from rose.layers.decoder import DecoderLayer, DecoderReader, weight_keys
 from rose.layers.decoder_stack import DecoderStack
@@ -25,6 +26,7 @@ from rose.layers.fp8_decoder import Fp8DecoderLayer, read_layer
 from rose.layers.fp8_weights import Fp8Weights
 from rose.layers.fused_decoder import FusedDecoder
 from rose.layers.rotary import attention_spec
+from rose.layers.token_qkv import rotary_qkv_table
 from rose.layers.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ class Qwen3Model:
         self._layers: list[DecoderLayer | Fp8DecoderLayer]
         self._fused: FusedDecoder | None = None
         self._stack: DecoderStack | None = None
+        self._first_qkv: RotaryQkvTable | None = None
         self._keys: tuple[WeightKey, ...] = ()  # products in FP8 have no plans
         indices = range(config.num_layers)
         if isinstance(weights, Fp8Weights):
@@ -71,6 +74,8 @@ class Qwen3Model:
             self._layers = [*layers]
             self._fused = FusedDecoder.of(layers, max_tokens, fused_gemm)
             self._stack = DecoderStack.of(layers, self.attention_spec)
+            first = layers[0]
+            self._first_qkv = rotary_qkv_table(self._table, first.input_norm, first.qkv.weight, first.rope)
             self._keys = weight_keys(config)
         self._norm = read.norm("norm.weight")
         partials = max(map(partial_elements, self._keys), default=0)
@@ -87,19 +92,15 @@ class Qwen3Model:
             self._run(batch, self._workspace.rows(batch.num_tokens), outputs)
 
     def _run(self, batch: DeviceBatch, rows: DecoderBuffers, outputs: Outputs) -> None:
-        embedded = EmbeddedTokens(rows.residual, rows.hidden, rows.positions)
-        first, last = self._layers[0], self._layers[-1]
-        embed_tokens(batch.input_ids, batch.cu_seqlens, self._table, first.input_norm, embedded)
         if self._stack is not None and self._stack.takes(batch.num_tokens):
+            self._embed(batch, rows)
             self._pool(batch, rows, self._stack(batch, rows), outputs)
             return
-        fused, num_tokens = self._fused, len(rows.hidden)
+        last, fused, num_tokens = self._layers[-1], self._fused, len(rows.hidden)
         whole = fused is not None and fused.takes(num_tokens)
         if fused is not None and not whole and not fused.takes_heads(num_tokens):
             fused = None
-        product: torch.Tensor | None = None
-        if fused is None or not fused.begin(rows):
-            product = first.project(rows)
+        product = self._begin(batch, rows, fused)
         for index, (layer, following) in enumerate(pairwise(self._layers)):
             layer.attend(batch, rows, product)
             if fused is None:
@@ -119,7 +120,30 @@ class Qwen3Model:
         hidden = LastHidden(last.mix(picked), picked.residual, self._norm)
         norm_gather_rows(hidden, batch.cu_seqlens, "only", outputs)
 
-    def _pool(self, batch: DeviceBatch, rows: DecoderBuffers, mixed: torch.Tensor, outputs: Outputs) -> None:
+    def _embed(self, batch: DeviceBatch, rows: DecoderBuffers) -> None:
+        """The embeddings, to rows.residual and, normed, rows.hidden, and rows.positions."""
+        embedded = EmbeddedTokens(rows.residual, rows.hidden, rows.positions)
+        norm = self._layers[0].input_norm
+        embed_tokens(batch.input_ids, batch.cu_seqlens, self._table, norm, embedded)
+
+    def _begin(
+        self, batch: DeviceBatch, rows: DecoderBuffers, fused: FusedDecoder | None
+    ) -> torch.Tensor | None:
+        """The embeddings and the first layer's product, as `attend` takes it; None: rows.qkv is rotated."""
+        if self._first_qkv is None:
+            self._embed(batch, rows)
+            if fused is not None and fused.begin(rows):
+                return None
+            return self._layers[0].project(rows)
+        out = QkvRows(rows.residual, rows.qkv, rows.positions)
+        embed_rotary_qkv(batch.input_ids, batch.cu_seqlens, self._table, self._first_qkv, out)
+        if fused is not None:
+            fused.prepare(rows)
+        return None
+
+    def _pool(
+        self, batch: DeviceBatch, rows: DecoderBuffers, mixed: torch.Tensor | None, outputs: Outputs
+    ) -> None:
         """From what the last layer's `mix` returned of all rows."""
         hidden = LastHidden(mixed, rows.residual, self._norm)
         if self.config.pooling == "mean":

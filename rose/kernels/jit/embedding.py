@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from rose.kernels.norm import RmsNorm
 
 # Offsets read at once; a step with more sequences loops.
-_SCAN = 256
+SCAN = 256
 
 
 @device_function
-def _position(cu_seqlens_ptr, num_seqs, token, SCAN: tl.constexpr):
+def position_of(cu_seqlens_ptr, num_seqs, token, SCAN: tl.constexpr):
     """Place of `token` in its sequence: its distance to the largest offset not past it; 0 past the last one.
 
     A vector load and a maximum beat a binary search, whose eight loads would wait for each other.
@@ -44,7 +44,7 @@ def _position(cu_seqlens_ptr, num_seqs, token, SCAN: tl.constexpr):
 
 
 @device_function
-def _row_of(ids_ptr, token, limit):
+def row_of(ids_ptr, token, limit):
     """The row of a table with `limit` of them that a token reads, i64."""
     row = tl.load(ids_ptr + token).to(tl.int64)
     return tl.where((row >= 0) & (row < limit), row, 0)
@@ -71,14 +71,14 @@ def _embed_tokens(
     token = tl.program_id(0)
     cols = tl.arange(0, BLOCK)
     mask = cols < HIDDEN
-    row = _row_of(input_ids_ptr, token, vocab_size)
+    row = row_of(input_ids_ptr, token, vocab_size)
     embedded = tl.load(table_ptr + row * HIDDEN + cols, mask=mask, other=0.0)
     weight = tl.load(weight_ptr + cols, mask=mask, other=0.0).to(tl.float32)
     at = token.to(tl.int64) * HIDDEN + cols
     tl.store(residual_ptr + at, embedded.to(residual_ptr.dtype.element_ty), mask=mask)
     normed = rms_scaled(embedded.to(tl.float32), eps, HIDDEN) * weight
     tl.store(hidden_ptr + at, normed.to(hidden_ptr.dtype.element_ty), mask=mask)
-    tl.store(positions_ptr + token, _position(cu_seqlens_ptr, num_seqs, token, SCAN))
+    tl.store(positions_ptr + token, position_of(cu_seqlens_ptr, num_seqs, token, SCAN))
 
 
 @kernel(
@@ -111,15 +111,15 @@ def _embed_bert(
     token = tl.program_id(0)
     cols = tl.arange(0, BLOCK)
     mask = cols < HIDDEN
-    row = _row_of(input_ids_ptr, token, vocab_size)
+    row = row_of(input_ids_ptr, token, vocab_size)
     total = tl.load(word_ptr + row * HIDDEN + cols, mask=mask, other=0.0).to(tl.float32)
     if HAS_POSITIONS:
-        place = _position(cu_seqlens_ptr, num_seqs, token, SCAN) + position_offset
+        place = position_of(cu_seqlens_ptr, num_seqs, token, SCAN) + position_offset
         total += tl.load(position_ptr + place * HIDDEN + cols, mask=mask, other=0.0).to(tl.float32)
     if HAS_TYPE_TABLE:
         kind = 0
         if HAS_TYPES:
-            kind = _row_of(types_ptr, token, num_types)
+            kind = row_of(types_ptr, token, num_types)
         total += tl.load(type_table_ptr + kind * HIDDEN + cols, mask=mask, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + cols, mask=mask, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + cols, mask=mask, other=0.0).to(tl.float32)
@@ -131,7 +131,7 @@ def _embed_bert(
 def _write_positions(cu_seqlens_ptr, positions_ptr, num_seqs, SCAN: tl.constexpr, PDL: tl.constexpr):
     wait_for_inputs(PDL)
     token = tl.program_id(0)
-    tl.store(positions_ptr + token, _position(cu_seqlens_ptr, num_seqs, token, SCAN))
+    tl.store(positions_ptr + token, position_of(cu_seqlens_ptr, num_seqs, token, SCAN))
 
 
 def embed_tokens(
@@ -155,7 +155,7 @@ def embed_tokens(
         norm.eps,
         HIDDEN=hidden,
         BLOCK=block,
-        SCAN=_SCAN,
+        SCAN=SCAN,
         num_warps=warps_for(block),
     )
 
@@ -188,7 +188,7 @@ def embed_bert(
         HAS_TYPE_TABLE=tables.token_type is not None,
         HIDDEN=hidden,
         BLOCK=block,
-        SCAN=_SCAN,
+        SCAN=SCAN,
         num_warps=warps_for(block),
     )
 
@@ -196,4 +196,4 @@ def embed_bert(
 def write_positions(cu_seqlens: Tensor, out: Tensor) -> None:
     """See rose.kernels.embedding.write_positions."""
     grid, num_seqs = (len(out),), len(cu_seqlens) - 1
-    launch(_write_positions, grid, cu_seqlens, out, num_seqs, SCAN=_SCAN, num_warps=1)
+    launch(_write_positions, grid, cu_seqlens, out, num_seqs, SCAN=SCAN, num_warps=1)

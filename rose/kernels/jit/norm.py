@@ -91,6 +91,7 @@ def _add_layer_norm(
     num_tokens,
     eps,
     SPLITS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     KEEPS_SUM: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -107,7 +108,8 @@ def _add_layer_norm(
     weight = tl.load(weight_ptr + cols, mask=live, other=0.0).to(tl.float32)
     norm_bias = tl.load(norm_bias_ptr + cols, mask=live, other=0.0).to(tl.float32)
     total = load_sum(x_ptr, at, mask, tl.cast(num_tokens, tl.int64) * HIDDEN, SPLITS)
-    total += tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        total += tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
     if HAS_BIAS:
         total += tl.load(bias_ptr + cols, mask=live, other=0.0).to(tl.float32)
     if KEEPS_SUM:
@@ -121,9 +123,12 @@ def rms_norm(x: Tensor, norm: RmsNorm, out: Tensor) -> None:
     _launch_rms_norm(x, None, norm, out)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, norm: RmsNorm, out: Tensor) -> None:
+def add_rms_norm(x: Tensor | None, residual: Tensor, norm: RmsNorm, out: Tensor) -> None:
     """See rose.kernels.norm.add_rms_norm."""
-    _launch_rms_norm(x, residual, norm, out)
+    if x is None:
+        _launch_rms_norm(residual, None, norm, out)
+    else:
+        _launch_rms_norm(x, residual, norm, out)
 
 
 def _launch_rms_norm(x: Tensor, residual: Tensor | None, norm: RmsNorm, out: Tensor) -> None:
@@ -147,7 +152,9 @@ def _launch_rms_norm(x: Tensor, residual: Tensor | None, norm: RmsNorm, out: Ten
     )
 
 
-def add_layer_norm(x: Tensor, residual: Tensor, bias: Tensor | None, norm: LayerNorm, out: Tensor) -> None:
+def add_layer_norm(
+    x: Tensor | None, residual: Tensor, bias: Tensor | None, norm: LayerNorm, out: Tensor
+) -> None:
     """See rose.kernels.norm.add_layer_norm."""
     _launch_layer_norm(x, residual, bias, norm, out, keeps_sum=False)
 
@@ -160,14 +167,14 @@ def add_pre_layer_norm(
 
 
 def _launch_layer_norm(
-    x: Tensor, residual: Tensor, bias: Tensor | None, norm: LayerNorm, out: Tensor, keeps_sum: bool
+    x: Tensor | None, residual: Tensor, bias: Tensor | None, norm: LayerNorm, out: Tensor, keeps_sum: bool
 ) -> None:
     num_tokens, hidden = out.shape
     block, rows = block_of(hidden), rows_a_program(num_tokens)
     launch(
         _add_layer_norm,
         (ceil_div(num_tokens, rows),),
-        x,
+        residual if x is None else x,
         residual,
         norm.bias if bias is None else bias,
         norm.weight,
@@ -175,7 +182,8 @@ def _launch_layer_norm(
         out,
         num_tokens,
         norm.eps,
-        SPLITS=splits_of(x),
+        SPLITS=1 if x is None else splits_of(x),
+        HAS_RESIDUAL=x is not None,
         HAS_BIAS=bias is not None,
         KEEPS_SUM=keeps_sum,
         HIDDEN=hidden,

@@ -70,6 +70,7 @@ def _sum_parts(
     eps,
     SPLITS: tl.constexpr,
     NORM: tl.constexpr,
+    ADDS: tl.constexpr,
     WHOLE: tl.constexpr,
     QUANTIZE: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -92,8 +93,9 @@ def _sum_parts(
         mask = (rows < end) & (cols < HIDDEN)[None, :]
         at = rows.to(tl.int64) * HIDDEN + cols[None, :]
         x = load_sum(x_ptr, at, mask, tl.cast(num_tokens, tl.int64) * HIDDEN, SPLITS)
-        if NORM:
+        if ADDS:
             x += tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        if NORM:
             x = rms_scaled(x, eps, HIDDEN)
         total += tl.sum(x, axis=0)
         start += ROWS
@@ -154,6 +156,7 @@ def _gather_rows(
     eps,
     SPLITS: tl.constexpr,
     NORM: tl.constexpr,
+    ADDS: tl.constexpr,
     WHICH: tl.constexpr,
     QUANTIZE: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -174,8 +177,9 @@ def _gather_rows(
     live = mask & (start < end)
     at = row.to(tl.int64) * HIDDEN + cols
     vector = load_sum(x_ptr, at, live, tl.cast(num_tokens, tl.int64) * HIDDEN, SPLITS)
-    if NORM:
+    if ADDS:
         vector += tl.load(residual_ptr + at, mask=live, other=0.0).to(tl.float32)
+    if NORM:
         vector = rms_scaled(vector, eps, HIDDEN)
         vector *= tl.load(weight_ptr + cols, mask=mask, other=0.0).to(tl.float32)
     _emit(vector, vectors_ptr, int8_ptr, sequence.to(tl.int64) * HIDDEN + cols, mask, QUANTIZE)
@@ -195,6 +199,16 @@ class _Input:
 
     x: Tensor
     last: LastHidden | None
+
+    @classmethod
+    def of(cls, last: LastHidden) -> _Input:
+        """Those of the last layer, before their norm."""
+        return cls(last.residual if last.x is None else last.x, last)
+
+    @property
+    def adds(self) -> bool:
+        """Whether x is to be added to the residual stream."""
+        return self.last is not None and self.last.x is not None
 
     @property
     def residual(self) -> Tensor:
@@ -216,7 +230,7 @@ def mean_pool(hidden: Tensor, bounds: Tensor, outputs: Outputs, scratch: Tensor)
 
 def norm_mean_pool(last: LastHidden, bounds: Tensor, outputs: Outputs, scratch: Tensor) -> None:
     """See rose.kernels.pooling.norm_mean_pool."""
-    _launch_mean(_Input(last.x, last), bounds, outputs, scratch)
+    _launch_mean(_Input.of(last), bounds, outputs, scratch)
 
 
 def gather_rows(hidden: Tensor, cu_seqlens: Tensor, which: Which, outputs: Outputs) -> None:
@@ -226,7 +240,7 @@ def gather_rows(hidden: Tensor, cu_seqlens: Tensor, which: Which, outputs: Outpu
 
 def norm_gather_rows(last: LastHidden, cu_seqlens: Tensor, which: Which, outputs: Outputs) -> None:
     """See rose.kernels.pooling.norm_gather_rows."""
-    _launch_gather(_Input(last.x, last), cu_seqlens, which, outputs)
+    _launch_gather(_Input.of(last), cu_seqlens, which, outputs)
 
 
 def tanh_int8(vectors: Tensor, out: Tensor) -> None:
@@ -293,6 +307,7 @@ def _launch_sums(mean: _Mean) -> None:
         states.eps,
         SPLITS=splits_of(states.x),
         NORM=states.last is not None,
+        ADDS=states.adds,
         WHOLE=mean.parts == 1,
         QUANTIZE=outputs.int8 is not None,
         HIDDEN=hidden,
@@ -342,6 +357,7 @@ def _launch_gather(states: _Input, cu_seqlens: Tensor, which: Which, outputs: Ou
         states.eps,
         SPLITS=splits_of(states.x),
         NORM=states.last is not None,
+        ADDS=states.adds,
         WHICH=which,
         QUANTIZE=outputs.int8 is not None,
         HIDDEN=hidden,

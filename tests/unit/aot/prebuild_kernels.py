@@ -54,7 +54,7 @@ def main(folder: Path) -> None:
     said: dict[str, object] = {"built": build_triton.build([config], folder)}
     lines.taken()
     said["all"] = start(config, folder, lines)
-    cubin, record = sorted((folder / prebuilt.SUBFOLDER).glob("_embed_bert*"))[:2]
+    cubin, record = sorted((folder / prebuilt.SUBFOLDER).glob("_embed_bert_qkv*"))[:2]
     other = sorted((folder / prebuilt.SUBFOLDER).glob("_finish-*.json"))[0]
     assert cubin.suffix == ".cubin" and record.suffix == ".json"
     cubin.write_bytes(cubin.read_bytes()[:-1])

@@ -42,9 +42,10 @@ from rose.kernels.jit import (
     rows,
 )
 from rose.kernels.jit import gemm as gemm_jit
+from rose.kernels.jit import token_qkv as token_qkv_jit
 from rose.kernels.jit.compile import compiling
 from rose.kernels.one_query import SCRATCH_ROWS, SCRATCH_TAIL
-from rose.layers import decoder, encoder, fp8_linear, linear, projection
+from rose.layers import decoder, encoder, fp8_linear, linear, projection, token_qkv
 from rose.layers.compile_ahead import compile_ahead, row_counts
 from rose.layers.fp8_weights import Fp8Weights
 from rose.models import bert, qwen3
@@ -54,7 +55,10 @@ from rose.weights import DummyWeights, WeightSource
 CPU = torch.device("cpu")
 SPLIT = gemm.GemmPlan(4, 16, 32, 128, 4, 4)
 MAX_TOKENS = 2048
-MODULES = (activation, embedding, flat_attention, fp8, gated, gemm_jit, norm, one_query, pooling, rope, rows)
+MODULES = (
+    *(activation, embedding, flat_attention, fp8, gated, gemm_jit, norm, one_query, pooling, rope, rows),
+    token_qkv_jit,
+)
 
 
 def main(presets: Path, plans: str, part: str) -> None:
@@ -62,6 +66,7 @@ def main(presets: Path, plans: str, part: str) -> None:
     folders.default_folders = tuple  # what is built ahead has no PTX
     dispatch.uses_triton = lambda x: True
     projection.uses_table = lambda weight: True
+    token_qkv._has_room = lambda embeddings, width: True
     early._can_launch_early = lambda device: True
     properties = SimpleNamespace(multi_processor_count=132)
     torch.cuda.get_device_properties = lambda device=None: properties  # type: ignore[assignment]

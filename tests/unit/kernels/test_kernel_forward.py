@@ -20,7 +20,7 @@ from rose.config import ModelConfig
 from rose.device_batch import DeviceBatch, Outputs
 from rose.kernels import dispatch, gemm
 from rose.kernels.gemm import GemmChoice, GemmPlan
-from rose.layers import decoder, encoder, linear, projection
+from rose.layers import decoder, encoder, linear, projection, token_qkv
 from rose.models.bert import BertModel
 from rose.models.qwen3 import Qwen3Model
 from rose.models.registry import Model
@@ -84,9 +84,11 @@ def _table(keys: Sequence[gemm.WeightKey], plan_of: str) -> dict[gemm.WeightKey,
 
 
 def _model(config: ModelConfig, weights: DummyWeights, monkeypatch: pytest.MonkeyPatch) -> Model:
-    """Wired as on a device: activations that were made before, partial sums, kernels."""
+    """Wired as on a device: activations that were made before, partial sums, kernels, plain weights."""
     if config.architecture == "qwen3":
-        qwen = Qwen3Model(config, weights, torch.float32, CPU, PADDED_TOKENS)
+        with monkeypatch.context() as patch:
+            patch.setattr(linear, "_prepack", lambda weight: None)
+            qwen = Qwen3Model(config, weights, torch.float32, CPU, PADDED_TOKENS)
         partials = max(map(gemm.partial_elements, decoder.weight_keys(config)))
         monkeypatch.setattr(qwen._workspace, "_partial_elements", partials)
         return qwen
@@ -133,6 +135,7 @@ def test_forward_through_triton(name, plan_of, monkeypatch):
     monkeypatch.setattr(dispatch, "uses_triton", lambda x: True)
     monkeypatch.setattr(projection, "uses_table", lambda weight: True)
     monkeypatch.setattr(gemm, "table", lambda: _table(keys, plan_of))
+    monkeypatch.setattr(token_qkv, "_has_room", lambda embeddings, width: plan_of != "fused")
     model = _model(config, weights, monkeypatch)
     kind = ATTENTION[plan_of]
     outputs = _forward(model, 0, kind)

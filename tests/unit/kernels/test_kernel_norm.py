@@ -49,6 +49,27 @@ def test_add_rms_norm(shape, splits, dtype, device, close, poisoned):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_nothing_left_to_add(shape, dtype, device, close, poisoned):
+    """What a product has added to the residual stream by itself is normed as it is there."""
+    residual = (torch.randn(shape, device=device) + 3).to(dtype)
+    rms, bias = _rms(shape[1], dtype, device), torch.randn(shape[1], device=device).to(dtype)
+    layer = norm.LayerNorm(rms.weight, bias.flip(0), 1e-12)
+    total = residual.float() + bias.float()
+    expected = (
+        torch.nn.functional.rms_norm(residual.float(), shape[1:], rms.weight.float(), rms.eps),
+        torch.nn.functional.layer_norm(total, shape[1:], layer.weight.float(), layer.bias.float(), 1e-12),
+    )
+    for module in (jit, norm) if device == "cpu" else (jit,):
+        kept, outs = residual.clone(), [poisoned(*shape, dtype=dtype) for _ in range(2)]
+        module.add_rms_norm(None, kept, rms, outs[0])
+        module.add_layer_norm(None, kept, bias, layer, outs[1])
+        assert torch.equal(kept, residual)
+        for out, right in zip(outs, expected, strict=True):
+            close(out, right.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("splits", [None, 2])
 @pytest.mark.parametrize("shape", SHAPES)

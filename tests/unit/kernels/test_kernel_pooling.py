@@ -61,23 +61,25 @@ def test_mean_pool(lengths, quantized, dtype, device, poisoned):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("splits", [None, 3])
+@pytest.mark.parametrize("splits", [0, 1, 3])
 @pytest.mark.parametrize("how", ["mean", "first", "last"])
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_final_norm_and_pool(lengths, how, splits, dtype, device, poisoned):
+    """splits: partial sums that are still to be added; 0: the residual stream is all there is."""
     tokens, hidden = sum(lengths) + 2, 72
-    x = torch.randn((splits or 1, tokens, hidden), device=device).to(dtype)
-    x = x if splits else x[0]
+    sums = torch.randn((splits, tokens, hidden), device=device).to(dtype)
+    x = sums if splits > 1 else sums[0] if splits else None
     residual = torch.randn(tokens, hidden, device=device).to(dtype)
     norm = RmsNorm(torch.randn(hidden, device=device).to(dtype), 1e-6)
-    total = residual.double() + (x.double().sum(0) if splits else x.double())
+    total = residual.double() + sums.double().sum(0)
     normed = torch.nn.functional.rms_norm(total, (hidden,), norm.weight.double(), norm.eps)
     expected, offsets = _pooled(normed, lengths, how), _offsets(lengths, device)
     outputs = _outputs(poisoned, len(lengths), hidden, True)
     _pool(jit, pooling.LastHidden(x, residual, norm), offsets, how, outputs)
     _check(outputs, expected)
     plain = Outputs(torch.empty(len(lengths), hidden), torch.empty(len(lengths), hidden, dtype=torch.int8))
-    on_cpu = pooling.LastHidden(x.cpu(), residual.cpu(), RmsNorm(norm.weight.cpu(), norm.eps))
+    left = None if x is None else x.cpu()
+    on_cpu = pooling.LastHidden(left, residual.cpu(), RmsNorm(norm.weight.cpu(), norm.eps))
     _pool(pooling, on_cpu, offsets.cpu(), how, plain)
     _check(plain, expected)
 

@@ -38,13 +38,29 @@ def compile_for_hopper(repo_root: Path, cache: Path, plans: str) -> Variants:
     return {name: variants + encoders[name] for name, variants in decoder.items()}
 
 
-DECODER = {"_embed_tokens", "_qk_norm_rope", "_rms_norm", "_silu_mul", "_split_k_gemm", "_swiglu_gemm"}
+DECODER = {
+    "_embed_tokens",
+    "_embed_rotary_qkv",
+    "_qk_norm_rope",
+    "_rms_norm",
+    "_silu_mul",
+    "_split_k_gemm",
+    "_swiglu_gemm",
+}
 WINDOWED = {"_copy_real_rows", "_gelu_mul"}
 FLAT = {"_flat_attention", "_flat_attention_of_product"}
 FP8 = {"_quantize_rows", "_add_rms_norm_fp8", "_add_layer_norm_fp8", "_silu_mul_fp8", "_bias_gelu_fp8"}
 FP8 |= {"_add_rms_norm_by_length"}
 NARROW = {"_finish_mean", "_sum_parts", "_one_query", "_add_splits"}
-ENCODER = {"_embed_bert", "_finish", "_add_layer_norm", "_one_query", "_add_splits", "_gather_rows"}
+ENCODER = {
+    "_embed_bert",
+    "_embed_bert_qkv",
+    "_finish",
+    "_add_layer_norm",
+    "_one_query",
+    "_add_splits",
+    "_gather_rows",
+}
 
 
 def test_every_kernel_of_a_forward_is_compiled_ahead(compiled):
