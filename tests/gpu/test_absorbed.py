@@ -8,16 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from rose.buckets import sequence_bucket
-from rose.config import load_config
 from rose.kernels import dispatch
-from rose.kernels.absorbed import AbsorbedHeads, absorbed_attention, absorbs, scratch_elements
+from rose.kernels.absorbed import AbsorbedHeads, absorbed_attention, scratch_elements
 from rose.kernels.early import Early, launching
 from rose.kernels.jit import absorbed as jit
 from rose.kernels.one_query import OneQuery, PickedRows
-from rose.layers import encoder
-from rose.models.bert import BertModel
-from rose.weights import DummyWeights
 from tests.gpu.loaded_model import nothing_allocated
 
 pytestmark = pytest.mark.gpu
@@ -102,9 +97,7 @@ class Case:
         assert not self.out.context[empty].any() and not self.out.hidden[empty].any()
 
 
-def loaded(
-    lengths: list[int], shape: tuple[int, int] = BGE_M3, dtype: torch.dtype = torch.bfloat16
-) -> Case:
+def loaded(lengths: list[int], shape: tuple[int, int] = BGE_M3, dtype: torch.dtype = torch.bfloat16) -> Case:
     case = Case.of(sum(lengths) + 9, len(lengths) + 3, shape, dtype)
     case.set(lengths)
     return case
