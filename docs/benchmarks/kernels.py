@@ -21,7 +21,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from rose.attention.base import AttentionBackend, BatchShape, begin
 from rose.attention.policy import choose
 from rose.config import ModelConfig, load_config
 from rose.device_batch import DeviceBatch, Outputs
-from rose.kernels import activation, embedding, fp8, norm, one_query, pooling, rope
+from rose.kernels import absorbed, activation, embedding, fp8, norm, one_query, pooling, rope
 from rose.kernels.early import Early, early_for, launching
 from rose.kernels.fused import gains_early
 from rose.kernels.gemm import fetches_early, gemm_plan
@@ -148,6 +148,14 @@ def encoder_kernels(config: ModelConfig, tokens: int) -> Iterator[Kernel]:
         lambda: one_query.one_query_attention((q, k, v), x, cu_seqlens, query, picked),
         2 * row,
     )
+    parts = absorbed.AbsorbedHeads(*random(3, hidden, hidden), *random(2, hidden), config.num_heads)
+    if absorbed.absorbs(x, len(vectors), parts, wide.view(-1)):
+        into = replace(picked, scratch=wide.view(-1))
+        yield Kernel(
+            "absorbed_attention",
+            lambda: absorbed.absorbed_attention(x, cu_seqlens, parts, query, into),
+            row + 6 * hidden * hidden,
+        )
 
 
 def fp8_kernels(config: ModelConfig, tokens: int) -> Iterator[Kernel]:

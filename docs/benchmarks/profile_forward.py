@@ -36,7 +36,7 @@ WARM_STEPS, STEPS = 4, 5
 # What a kernel's name says of it, the first that fits.
 KINDS = (
     ("all layers", r"(de|en)coder_stack"),
-    ("attention", r"flash|attention|prefill|one_query|add_splits"),
+    ("attention", r"flash|attention|prefill|one_query|add_splits|absorb|_tiles|project_values"),
     ("product", r"gemm|nvjet|cutlass|skinny|cublas|splitk"),
     ("rotation", r"rope"),
     ("norm", r"norm|row_scale"),

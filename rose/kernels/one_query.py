@@ -43,7 +43,10 @@ class OneQuery:
 
 @dataclass(frozen=True, slots=True)
 class PickedRows:
-    """Where rows go: context [S, Hq D] and hidden [S, H], contiguous. scratch: from `one_query_scratch`."""
+    """Where rows go: context [S, Hq D] and hidden [S, H], contiguous.
+
+    scratch: from `one_query_scratch`, or what absorbed_attention wants.
+    """
 
     context: Tensor
     hidden: Tensor

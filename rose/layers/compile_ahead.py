@@ -15,6 +15,7 @@ from rose.attention.base import BatchShape
 from rose.attention.policy import KNOWN, choose
 from rose.device_batch import DeviceBatch, Outputs
 from rose.kernels import dispatch
+from rose.kernels.absorbed import MIN_LENGTH, MIN_TOKENS
 from rose.kernels.delivery import deliver
 from rose.kernels.fused import fused_row_counts
 from rose.kernels.gemm import plan_rows
@@ -88,6 +89,10 @@ def compile_ahead(model: Model, row_counts: Iterable[int]) -> None:
             if model.config.pooling in ("cls", "last") and model.config.token_outputs:
                 hidden = torch.zeros(num_tokens, model.config.hidden_size, device=probe.device)
                 model.forward(batch, replace(outputs, tokens={"hidden": hidden}))
+            # A last layer that absorbs projections of a few long sequences has other kernels for short ones.
+            if model.config.pooling == "cls" and num_tokens >= MIN_TOKENS:
+                many = BatchShape(num_tokens, 2 * num_tokens // MIN_LENGTH, num_tokens)
+                model.forward(*_empty_step(model, many, _NoAttention()))
             if model.attention_spec.fp8:
                 model.forward(replace(batch, attention=_NoFp8Attention()), outputs)
         for shape, attention in _triton_attention(model.attention_spec, counts):

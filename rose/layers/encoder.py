@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import layer_norm
 
 from rose.buckets import sequence_bucket
+from rose.kernels.absorbed import AbsorbedHeads, absorbed_attention, absorbs
 from rose.kernels.embedding import BertTables
 from rose.kernels.fused import FusedLookup, fused_gemm
 from rose.kernels.gemm import partial_elements
@@ -128,7 +129,7 @@ class EncoderLayer:
     """One layer. qkv: H -> 3H, three projections as one. widen: H -> I, with GELU. num_heads * head_dim = H.
 
     Called in two steps, `attend` and `mix`. In the last layer of a model that pools single rows `pick` comes
-    in the place of `attend`, and `mix` takes those rows alone.
+    in the place of `attend`, and `mix` takes those rows alone. absorbed: qkv's parts, which that layer has.
     """
 
     qkv: BiasedProjection
@@ -137,6 +138,7 @@ class EncoderLayer:
     output: DenseAddNorm
     num_heads: int
     head_dim: int
+    absorbed: AbsorbedHeads | None = None
 
     def attend(self, hidden: Tensor, batch: DeviceBatch, buffers: EncoderBuffers) -> Tensor:
         """Softmax attention within each sequence: [T, H] -> [T, H]."""
@@ -150,6 +152,13 @@ class EncoderLayer:
 
         hidden: [T, H]. S <= R <= T; rows past S hold anything.
         """
+        wide = None if buffers.wide is None else buffers.wide.view(-1)  # idle until `mix`
+        if self.absorbed is not None and absorbs(hidden, batch.num_seqs, self.absorbed, wide):
+            context, few, picked = _rows_of_sequences(hidden, batch, buffers)
+            scratch = context.new_empty(0) if wide is None else wide
+            out = PickedRows(context[: batch.num_seqs], few[: batch.num_seqs], scratch)
+            absorbed_attention(hidden, batch.cu_seqlens, self.absorbed, query, out)
+            return context, few, picked
         qkv = self.qkv(hidden, buffers.qkv, buffers.partials)
         return pick((qkv, hidden), (self.num_heads, self.head_dim), batch, buffers, query)
 
@@ -179,15 +188,25 @@ def pick(
 ) -> tuple[Tensor, Tensor, EncoderBuffers]:
     """See EncoderLayer.pick. rows: qkv [T, 3H] and hidden [T, H]. heads: as of `attend`."""
     (qkv, hidden), num_seqs = rows, batch.num_seqs
-    num_rows = min(sequence_bucket(num_seqs), batch.num_tokens)
-    picked = buffers.picked(num_rows)
-    context, few, scratch = picked.context, picked.hidden, picked.scratch
-    if context is None or few is None or scratch is None:
-        context, few = hidden.new_zeros(2, num_rows, hidden.shape[1])
+    context, few, picked = _rows_of_sequences(hidden, batch, buffers)
+    scratch = picked.scratch
+    if scratch is None:
         scratch = one_query_scratch(heads[1], hidden.device)
     q, k, v = qkv.view(-1, 3, *heads).unbind(1)
     out = PickedRows(context[:num_seqs], few[:num_seqs], scratch)
     one_query_attention((q, k, v), hidden, batch.cu_seqlens, query, out)
+    return context, few, picked
+
+
+def _rows_of_sequences(
+    hidden: Tensor, batch: DeviceBatch, buffers: EncoderBuffers
+) -> tuple[Tensor, Tensor, EncoderBuffers]:
+    """Room for R rows of context and of hidden, [R, H], and the buffers of as many. See EncoderLayer.pick."""
+    num_rows = min(sequence_bucket(batch.num_seqs), batch.num_tokens)
+    picked = buffers.picked(num_rows)
+    context, few = picked.context, picked.hidden
+    if context is None or few is None:
+        context, few = hidden.new_zeros(2, num_rows, hidden.shape[1])
     return context, few, picked
 
 
@@ -259,6 +278,14 @@ class EncoderReader:
             )
         )
         return BertTables(word, position, token_type, self.norm("embeddings"), config.position_offset)
+
+    def absorbed(self, index: int) -> AbsorbedHeads:
+        """The query, key and value projections of layer `index` apart."""
+        size, num_heads = self._config.hidden_size, self._config.num_heads
+        (query, query_bias), (key, _), (value, value_bias) = (
+            self._dense(name, size, size) for name in ProductNames.of(index).qkv
+        )
+        return AbsorbedHeads(query, key, value, query_bias, value_bias, num_heads)
 
     def layer(self, index: int) -> EncoderLayer:
         """Layer `index`, its query, key and value projections as one."""

@@ -5,6 +5,7 @@ Source: Devlin et al., arXiv 1810.04805; tensor names as in transformers' modeli
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rose.heads.embedding import EmbeddingHead
@@ -71,6 +72,9 @@ class BertModel:
             self._head = EmbeddingHead(config, device, TokenHeads.read(config, weights, device))
         which = self._head.which
         self._query = None if which is None else OneQuery(which, self.attention_spec.scale)
+        last = self._layers[-1]
+        if self._query is not None and isinstance(last, EncoderLayer):
+            self._layers[-1] = replace(last, absorbed=read.absorbed(config.num_layers - 1))
         self._on_cpu = device.type == "cpu"
         self._buffers = EncoderBuffers()
         if not self._on_cpu:

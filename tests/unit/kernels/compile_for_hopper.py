@@ -9,6 +9,7 @@ compiler there.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -29,7 +30,9 @@ from rose.attention.flat import FlatProductAttention
 from rose.config import ModelConfig, load_config
 from rose.kernels import dispatch, early, gemm
 from rose.kernels import rope as rope_layout
+from rose.kernels.absorbed import AbsorbedHeads, absorbed_attention, scratch_elements
 from rose.kernels.jit import (
+    absorbed,
     activation,
     embedding,
     flat_attention,
@@ -44,7 +47,7 @@ from rose.kernels.jit import (
 from rose.kernels.jit import gemm as gemm_jit
 from rose.kernels.jit import token_qkv as token_qkv_jit
 from rose.kernels.jit.compile import compiling
-from rose.kernels.one_query import SCRATCH_ROWS, SCRATCH_TAIL
+from rose.kernels.one_query import SCRATCH_ROWS, SCRATCH_TAIL, OneQuery, PickedRows
 from rose.layers import decoder, encoder, fp8_linear, linear, projection, token_qkv
 from rose.layers.compile_ahead import compile_ahead, row_counts
 from rose.layers.fp8_weights import Fp8Weights
@@ -56,9 +59,9 @@ CPU = torch.device("cpu")
 SPLIT = gemm.GemmPlan(4, 16, 32, 128, 4, 4)
 MAX_TOKENS = 2048
 MODULES = (
-    *(activation, embedding, flat_attention, fp8, gated, gemm_jit, norm, one_query, pooling, rope, rows),
-    token_qkv_jit,
-)
+    absorbed, activation, embedding, flat_attention, fp8, gated, gemm_jit, norm, one_query, pooling,
+    rope, rows, token_qkv_jit,
+)  # fmt: skip
 
 
 def main(presets: Path, plans: str, part: str) -> None:
@@ -78,6 +81,7 @@ def main(presets: Path, plans: str, part: str) -> None:
         compile_model(presets / "bge-m3", bert, encoder, plans)
         compile_windowed()
         compile_flat()
+        compile_absorbed()
     print(json.dumps({name: variants(kernel) for name, kernel in kernels()}))
 
 
@@ -129,6 +133,19 @@ def compile_flat() -> None:
                 q, k, v = torch.split(qkv, [heads[0], heads[1], heads[1]], dim=1)
                 attention.forward(q, k, v, out, cu_seqlens, num_tokens)
                 attention.forward_product(qkv.flatten(1), layout, out, cu_seqlens)
+
+
+def compile_absorbed() -> None:
+    """In the shapes of BGE-M3, bge-base and bge-small, of few tokens and of many, in every order."""
+    cu_seqlens, query = torch.zeros(3, dtype=torch.int32), OneQuery("first", 0.125)
+    shapes = (1024, 16), (768, 12), (384, 12)
+    for num_tokens, (size, num_heads), order in itertools.product((1024, 8192), shapes, early.Early):
+        hidden = torch.zeros(num_tokens, size, dtype=torch.bfloat16)
+        heads = AbsorbedHeads(*hidden.new_zeros(3, size, size), *hidden.new_zeros(2, size), num_heads)
+        scratch = hidden.new_zeros(scratch_elements(num_tokens, 2, heads))
+        out = PickedRows(*hidden.new_zeros(2, 2, size), scratch)
+        with compiling(2), early.launching(order):
+            absorbed_attention(hidden, cu_seqlens, heads, query, out)
 
 
 def chosen(key: gemm.WeightKey) -> list[gemm.GemmChoice]:

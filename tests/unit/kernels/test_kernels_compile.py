@@ -51,7 +51,8 @@ WINDOWED = {"_copy_real_rows", "_gelu_mul"}
 FLAT = {"_flat_attention", "_flat_attention_of_product"}
 FP8 = {"_quantize_rows", "_add_rms_norm_fp8", "_add_layer_norm_fp8", "_silu_mul_fp8", "_bias_gelu_fp8"}
 FP8 |= {"_add_rms_norm_by_length"}
-NARROW = {"_finish_mean", "_sum_parts", "_one_query", "_add_splits"}
+NARROW = {"_finish_mean", "_sum_parts", "_one_query", "_add_splits", "_add_tiles"}
+ABSORBED = {"_absorb_queries", "_attend_tiles", "_add_tiles", "_project_values"}
 ENCODER = {
     "_embed_bert",
     "_embed_bert_qkv",
@@ -65,7 +66,8 @@ ENCODER = {
 
 def test_every_kernel_of_a_forward_is_compiled_ahead(compiled):
     assert all(
-        compiled[name] for name in DECODER | ENCODER | FLAT | FP8 | WINDOWED | {"_sum_parts", "_finish_mean"}
+        compiled[name]
+        for name in DECODER | ENCODER | ABSORBED | FLAT | FP8 | WINDOWED | {"_sum_parts", "_finish_mean"}
     )
     assert len(compiled["_qk_norm_rope"]) >= 5  # in place and from partials, of few heads and of many
 
@@ -85,7 +87,8 @@ def test_kernels_launched_early_wait_for_the_one_before(compiled):
         assert orders <= ORDERS, name
         # Splits are added only beyond those: early where products gain, of which there are none here.
         assert not variants or "wait launch_dependents" in orders or name == "_add_splits", name
-    for name in ("_qk_norm_rope", "_rms_norm", "_add_layer_norm", "_finish", "_silu_mul", "_one_query"):
+    alike = {"_qk_norm_rope", "_rms_norm", "_add_layer_norm", "_finish", "_silu_mul", "_one_query", *ABSORBED}
+    for name in alike:
         assert {order for *_, order in compiled[name]} == ORDERS, name
 
 

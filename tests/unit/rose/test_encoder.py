@@ -10,7 +10,7 @@ import torch
 
 from rose.attention.sdpa import SdpaAttention
 from rose.device_batch import DeviceBatch, Outputs
-from rose.layers.encoder import EncoderBuffers
+from rose.layers.encoder import EncoderBuffers, EncoderLayer
 from rose.models.bert import BertModel
 from tests.unit.rose.bert_cases import BERT, CPU, make_case, random_sequences, run
 
@@ -65,6 +65,32 @@ def test_picked_rows_give_the_first_token(empty: int) -> None:
         model.forward(batch, outputs)
     torch.testing.assert_close(outputs.vectors[:3], expected, rtol=1e-4, atol=1e-5)
     assert not outputs.vectors[3:].any()
+
+
+def test_only_a_last_layer_of_which_rows_are_picked_absorbs(models: tuple[BertModel, BertModel]) -> None:
+    picking = BertModel(replace(BERT, pooling="cls"), make_case(BERT).weights, torch.float32, CPU, MAX_TOKENS)
+    *earlier, last = (layer for layer in picking._layers if isinstance(layer, EncoderLayer))
+    assert last.absorbed is not None
+    assert not any(layer.absorbed for layer in earlier)
+    assert not any(layer.absorbed for layer in models[0]._layers if isinstance(layer, EncoderLayer))
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_absorbed_keys_and_values_change_no_vector(buffered: bool) -> None:
+    """Nor is there a product for them."""
+    config = replace(BERT, pooling="cls")
+    model = BertModel(config, make_case(BERT).weights, torch.float32, CPU, 4 * MAX_TOKENS)
+    last = model._layers[-1]
+    assert isinstance(last, EncoderLayer)
+    if buffered:
+        model._on_cpu = False
+        model._buffers = EncoderBuffers.allocate(config, 4 * MAX_TOKENS, torch.float32, CPU)
+    sequences = random_sequences(BERT, [40, 40, 70, 33])
+    absorbed = run(model, sequences).vectors
+    model._layers[-1] = replace(last, qkv=None)  # type: ignore[arg-type]
+    assert torch.equal(run(model, sequences).vectors, absorbed)
+    model._layers[-1] = replace(last, absorbed=None)
+    torch.testing.assert_close(run(model, sequences).vectors, absorbed, rtol=1e-4, atol=1e-5)
 
 
 def test_buffers_are_those_that_were_made(models: tuple[BertModel, BertModel]) -> None:
