@@ -109,6 +109,16 @@ def _embed_bert_qkv(
     row = row_of(input_ids_ptr, token, vocab_size)
     place = position_of(cu_seqlens_ptr, num_seqs, token, SCAN)
     kind = row_of(types_ptr, token, num_types) if HAS_TYPES else 0
+    # Queries, keys and values, and room for what is none. All rows are on their way before one is needed.
+    parts = tl.arange(0, 4)[:, None]
+    part_at, is_part = parts * HIDDEN + cols[None, :], (parts < 3) & mask[None, :]
+    product = tl.load(word_qkv_ptr + row * (3 * HIDDEN) + part_at, mask=is_part, other=0.0).to(tl.float32)
+    position_at = place * (3 * HIDDEN) + part_at
+    product += tl.load(position_qkv_ptr + position_at, mask=is_part, other=0.0).to(tl.float32)
+    if HAS_TYPES:
+        type_at = kind * (3 * HIDDEN) + part_at
+        product += tl.load(type_qkv_ptr + type_at, mask=is_part, other=0.0).to(tl.float32)
+    constant = tl.load(constant_ptr + part_at, mask=is_part, other=0.0)
     total = tl.load(word_ptr + row * HIDDEN + cols, mask=mask, other=0.0).to(tl.float32)
     position_at = (place + position_offset) * HIDDEN + cols
     total += tl.load(position_ptr + position_at, mask=mask, other=0.0).to(tl.float32)
@@ -119,16 +129,8 @@ def _embed_bert_qkv(
     bias = tl.load(bias_ptr + cols, mask=mask, other=0.0).to(tl.float32)
     normed = centred * factor * weight + bias
     tl.store(hidden_ptr + at * HIDDEN + cols, normed.to(hidden_ptr.dtype.element_ty), mask=mask)
-    for part in tl.static_range(3):
-        part_at = part * HIDDEN + cols
-        product = tl.load(word_qkv_ptr + row * (3 * HIDDEN) + part_at, mask=mask, other=0.0).to(tl.float32)
-        position_at = place * (3 * HIDDEN) + part_at
-        product += tl.load(position_qkv_ptr + position_at, mask=mask, other=0.0).to(tl.float32)
-        if HAS_TYPES:
-            type_at = kind * (3 * HIDDEN) + part_at
-            product += tl.load(type_qkv_ptr + type_at, mask=mask, other=0.0).to(tl.float32)
-        product = product * factor + tl.load(constant_ptr + part_at, mask=mask, other=0.0)
-        tl.store(qkv_ptr + at * (3 * HIDDEN) + part_at, product.to(qkv_ptr.dtype.element_ty), mask=mask)
+    product = (product * factor + constant).to(qkv_ptr.dtype.element_ty)
+    tl.store(qkv_ptr + at * (3 * HIDDEN) + part_at, product, mask=is_part)
 
 
 def embed_rotary_qkv(
@@ -160,7 +162,7 @@ def embed_rotary_qkv(
         VALUES=values,
         BLOCK_VALUES=block_of(values),
         SCAN=SCAN,
-        num_warps=warps_for(block_of(hidden)),
+        num_warps=warps_for(block_of(table.qkv.shape[1])),
     )
 
 
@@ -207,5 +209,5 @@ def embed_bert_qkv(
         HIDDEN=width,
         BLOCK=block,
         SCAN=SCAN,
-        num_warps=warps_for(block),
+        num_warps=warps_for(4 * block),
     )
