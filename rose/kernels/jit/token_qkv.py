@@ -162,7 +162,7 @@ def embed_rotary_qkv(
         VALUES=values,
         BLOCK_VALUES=block_of(values),
         SCAN=SCAN,
-        num_warps=warps_for(block_of(table.qkv.shape[1])),
+        num_warps=warps_for(block_of(hidden)),
     )
 
 
@@ -209,5 +209,5 @@ def embed_bert_qkv(
         HIDDEN=width,
         BLOCK=block,
         SCAN=SCAN,
-        num_warps=warps_for(4 * block),
+        num_warps=warps_for(block),
     )

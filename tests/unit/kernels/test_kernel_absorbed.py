@@ -190,8 +190,8 @@ def test_when_it_is_worth_it(monkeypatch):
     assert not absorbs(hidden, 1, heads, None)
     monkeypatch.setattr(absorbed.dispatch, "uses_triton", lambda x: True)
     room = torch.zeros(scratch_elements(4096, 128, heads))
-    assert absorbs(hidden, 128, heads, room) and absorbs(hidden[:1024], 32, heads, room)
-    assert not absorbs(hidden, 128, few, room) and not absorbs(hidden[:1023], 1, heads, room)
+    assert absorbs(hidden, 128, heads, room) and absorbs(hidden[:1536], 48, heads, room)
+    assert not absorbs(hidden, 128, few, room) and not absorbs(hidden[:1535], 1, heads, room)
     assert not absorbs(hidden, 128, heads, room[1:]) and not absorbs(hidden, 1, heads, None)
 
 
