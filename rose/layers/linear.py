@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # same layout, right for all batches; 1 gives one that is up to 2x slower at 3 rows and more.
 _PACK_ROWS = 64
 
-# Of more rows cuBLAS 13's choice for 1024 columns clears memory before each product. Such a node keeps a graph
+# Of more rows cuBLAS 13's choice for 1024 columns clears memory before each product. Such a node keeps graphs
 # from the driver's fast launch: 25x512 of BGE-M3 takes the host 175 us with them and 13 without. The largest
 # batches hide that, and are as fast or faster whole.
 _MOST_ROWS, _WHOLE_ROWS = 8192, 32768

@@ -74,28 +74,6 @@ def test_every_dtype_serves_packed_or_not(dtype: torch.dtype) -> None:
         torch.testing.assert_close(result.double(), exact, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("rows", [1, 8, 9, 20, 33, 40])
-def test_a_product_adds_by_itself_in_parts(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 8 rows up to 32, whole beyond."""
-    monkeypatch.setattr(rose.layers.linear, "_prepack", lambda weight: None)
-    monkeypatch.setattr(rose.layers.linear, "_MOST_ROWS", 8)
-    monkeypatch.setattr(rose.layers.linear, "_WHOLE_ROWS", 32)
-    x, weight, bias = _operands(48, 40, rows)
-    residual = torch.randn(rows, 40, generator=torch.Generator().manual_seed(1))
-    expected = residual + linear(x, weight)
-    assert not Linear(weight, bias).add_to(residual, x)
-    assert Linear(weight).add_to(residual, x)
-    torch.testing.assert_close(residual, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_a_packed_product_leaves_the_sum_to_others() -> None:
-    x, weight, _ = _operands(48, 40, 9)
-    residual = torch.ones(9, 40)
-    packed = Linear(weight)
-    assert packed.add_to(residual, x) == (packed._packed is None)
-    assert torch.equal(residual, torch.ones(9, 40)) or packed._packed is None
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_given_tensor_is_written_and_returned(dtype: torch.dtype) -> None:
     x, weight, bias = (tensor.to(dtype) for tensor in _operands(20, 12, 5))
