@@ -86,7 +86,7 @@ class Product:
         self.angles = torch.rand(m, 128, device=DEVICE).half()
         # Three quarters of QKV's columns are of queries and keys, the rest of values.
         values = (torch.arange(n, device=DEVICE) >= 3 * n // 4).bfloat16()
-        self.heads = RopeColumns(1 - values, values)
+        self.heads = RopeColumns(1 - values, values, 3 * n // 4 // 128)
 
     def enqueue(self, gemm: FusedGemm) -> None:
         """By this kernel, with each weight."""

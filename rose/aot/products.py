@@ -85,8 +85,9 @@ class ProductKernel:
         Raises:
             ValueError: it is not such a name.
         """
-        if name == RESIDUAL_PRODUCT.name:
-            return RESIDUAL_PRODUCT
+        for own in OWN_PRODUCTS:
+            if name == own.name:
+                return own
         match = _NAME.fullmatch(name)
         if match is None or match[1] not in EPILOGUES:
             raise ValueError(f"{name!r} names no product with an epilogue")
@@ -96,8 +97,11 @@ class ProductKernel:
         return cls(epilogue, tile_m, tile_n, pingpong, cluster_m, cluster_n, tile_k, early)
 
 
-# That of residual_product.cu.
+# Those of residual_product.cu and, with and without factors of rows, of rotary_product.cu.
 RESIDUAL_PRODUCT = ProductKernel("residual", 160, 128, True, 1, 2, own=True)
+ROTARY_PRODUCT = ProductKernel("rope", 128, 128, True, 1, 2, own=True)
+UNSCALED_ROTARY_PRODUCT = ProductKernel("unscaled-rope", 128, 128, True, 1, 2, own=True)
+OWN_PRODUCTS = (RESIDUAL_PRODUCT, ROTARY_PRODUCT, UNSCALED_ROTARY_PRODUCT)
 
 # Each is the fastest on an H200 for some number of rows from 256 to 51200, of up to fifteen tried an epilogue
 # (docs/benchmarks/log.md). Up to 1536 rows that is a matter of waves: tiles that all run at once on 132
@@ -117,8 +121,6 @@ DEFAULT_PRODUCTS = tuple(
         "rms-swiglu-128x96x128-cooperative-2x1-early",
         "rms-swiglu-128x192-cooperative-2x1-early",
         "residual-64x64x128-cooperative-2x1-early",
-        "rope-128x128-pingpong-1x2",
-        "unscaled-rope-128x128-pingpong-1x2",
         "rms-rope-64x128x128-cooperative-2x1-early",
         "rms-rope-128x128-cooperative-2x1-early",
         "gelu-128x128-cooperative-2x1",

@@ -28,13 +28,18 @@ if TYPE_CHECKING:
 MIN_TOKENS = 1536
 # Tokens a sequence, on average, from which on it is done; it also bounds what scratch the sequences take.
 MIN_LENGTH = 32
+# Wider heads' tiles would not fit into the shared memory of every GPU.
+MAX_HEAD_DIM = 64
 # Tokens whose rows a program adds up; the room for partial sums depends on it.
 MIN_TILE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class AbsorbedHeads:
-    """Projections of a layer's queries, keys and values, [H, H] each, contiguous. num_heads * D = H."""
+    """Projections of a layer's queries, keys and values, [H, H] each, contiguous. num_heads * D = H.
+
+    Biases: [H]. That of keys plays no part.
+    """
 
     query: Tensor
     key: Tensor
@@ -68,7 +73,7 @@ def absorbs(hidden: Tensor, num_seqs: int, heads: AbsorbedHeads, scratch: Tensor
     if not dispatch.uses_triton(hidden):
         return not hidden.is_cuda
     size, dim = len(heads.query), heads.head_dim
-    fits = size % 16 == 0 and dim >= 16 and dim & (dim - 1) == 0
+    fits = size % 16 == 0 and 16 <= dim <= MAX_HEAD_DIM and dim & (dim - 1) == 0
     room = 0 if scratch is None else scratch.numel()
     return fits and num_tokens >= MIN_TOKENS and room >= scratch_elements(num_tokens, num_seqs, heads)
 

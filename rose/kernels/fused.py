@@ -19,10 +19,11 @@ import torch
 
 from rose.aot.folders import default_folders
 from rose.aot.library import Kernel, KernelLibrary, KernelQuery, load_module
-from rose.aot.products import Epilogue, ProductKernel
-from rose.kernels.cuda.cubin import RESIDUAL_PRODUCT
+from rose.aot.products import HEAD_DIM, Epilogue, ProductKernel
+from rose.kernels.cuda.cubin import RESIDUAL_PRODUCT, ROTARY_PRODUCT
 from rose.kernels.cuda.library import cuda_library
 from rose.kernels.cuda.residual_product import ResidualProduct
+from rose.kernels.cuda.rotary_product import RotaryProduct, angle_order
 from rose.kernels.tables import in_use, read_choices
 
 if TYPE_CHECKING:
@@ -63,10 +64,12 @@ class RopeColumns:
     """What the rope epilogue needs to know of each column: weight, keep: bf16[N].
 
     weight: of the norm of the head that the column belongs to, 0 for value heads. keep: 1 for those, else 0.
+    rotated_heads: those before them.
     """
 
     weight: Tensor
     keep: Tensor
+    rotated_heads: int
 
 
 class FusedGemm:
@@ -156,12 +159,19 @@ class FusedGemm:
     ) -> None:
         """out [M, N] = scale[m] * x weightᵀ; of it, query and key heads normed and rotated.
 
-        A rotated pair are two adjacent columns. angles: fp16[M, 128], cos and sin of each pair in turns.
-        scale: f32[M], for rms-rope what `residual` returned, for unscaled-rope None.
+        A rotated pair are two adjacent columns. angles: fp16[M, 128], cos and sin of each pair in turns,
+        pairs as `angle_order` has them. scale: f32[M], for rms-rope what `residual` returned, for
+        unscaled-rope None.
         """
         scales = () if scale is None else (scale,)
-        # The place of the heads' width, compiled in, stays empty.
-        self._run(x, weight, out, None, angles, None, columns.weight, columns.keep, *scales)
+        # The place of the heads' width, compiled in, stays empty in QuACK's kernels.
+        heads = columns.rotated_heads if self.kernel.own else None
+        self._run(x, weight, out, None, angles, heads, columns.weight, columns.keep, *scales)
+
+    @property
+    def angle_order(self) -> Sequence[int]:
+        """Which pair of a head's 64 each angle of a token is of, that `rope` takes."""
+        return angle_order() if self.kernel.own else range(HEAD_DIM // 2)
 
     def _run(
         self,
@@ -169,7 +179,7 @@ class FusedGemm:
         weight: Tensor,
         out: Tensor | None,
         residual: Tensor | None,
-        *operands: Tensor | None,
+        *operands: Tensor | int | None,
     ) -> None:
         # After the operands: flags and workspace of a split K, which is not built in.
         epilogue = (*operands, None, None)
@@ -237,11 +247,13 @@ def load(kernel: ProductKernel) -> FusedGemm | None:
 
 
 def _load_own(kernel: ProductKernel) -> FusedGemm | None:
-    library = cuda_library(RESIDUAL_PRODUCT)
+    residual = kernel.epilogue == "residual"
+    library = cuda_library(RESIDUAL_PRODUCT if residual else ROTARY_PRODUCT)
     if library is None:
         return None
     processors = torch.cuda.get_device_properties().multi_processor_count
-    return FusedGemm(kernel, ResidualProduct(library, processors), processors)
+    call: Kernel = (ResidualProduct if residual else RotaryProduct)(library, processors)
+    return FusedGemm(kernel, call, processors)
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 What comes before the first attention knows no other token: a decoder's QKV follows from the id alone, but for
 its rotation; BERT's, where a position is added before the LayerNorm, from id, place and one factor a token.
-Rows of tables are therefore exact, and rounded once, where a product rounds its input, too.
+Rows of tables are made in fp32 and rounded where a product would round its input.
 Source: Graef, "Transformer tricks: precomputing the first layer", arXiv 2402.13388; BERT's sum is our own.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RotaryQkvTable:
-    """qkv: [V, (Hq + 2 Hk) D], biased and normed, not yet rotated. rope: how a row is laid out."""
+    """qkv: [V, (Hq + 2 Hk) D], normed, not yet rotated. rope: how a row is laid out; without a bias."""
 
     qkv: Tensor
     rope: QkRope
@@ -46,9 +46,9 @@ class QkvRows:
 class BertQkvTables:
     """QKV [3H] = (word[id] + position[place] + token_type[type]) / deviation + constant.
 
-    Deviation is that of the LayerNorm over the embeddings' sum. word: [V, 3H]. position: [P, 3H] from a
-    sequence's first token on, with that of type 0 in it. token_type: [N, 3H], less type 0's. constant:
-    f32[3H].
+    Deviation is that of the LayerNorm over the embeddings' sum. word: [V, 3H], with what all positions have
+    in common and type 0's. position: [P, 3H] from a sequence's first token on, and token_type: [N, 3H], less
+    these. constant: f32[3H].
     """
 
     word: Tensor

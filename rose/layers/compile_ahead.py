@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rose.attention.base import AttentionBackend, AttentionSpec
+    from rose.config import ModelConfig
     from rose.kernels.gemm import WeightKey
     from rose.models.registry import Model
 
@@ -90,13 +91,18 @@ def compile_ahead(model: Model, row_counts: Iterable[int]) -> None:
                 hidden = torch.zeros(num_tokens, model.config.hidden_size, device=probe.device)
                 model.forward(batch, replace(outputs, tokens={"hidden": hidden}))
             # A last layer that absorbs projections of a few long sequences has other kernels for short ones.
-            if model.config.pooling == "cls" and num_tokens >= MIN_TOKENS:
+            if _absorbs(model.config) and num_tokens >= MIN_TOKENS:
                 many = BatchShape(num_tokens, 2 * num_tokens // MIN_LENGTH, num_tokens)
                 model.forward(*_empty_step(model, many, _NoAttention()))
             if model.attention_spec.fp8:
                 model.forward(replace(batch, attention=_NoFp8Attention()), outputs)
         for shape, attention in _triton_attention(model.attention_spec, counts):
             model.forward(*_empty_step(model, shape, attention))
+
+
+def _absorbs(config: ModelConfig) -> bool:
+    """Whether the last layer may: BERT's, whose queries and keys are not rotated, for single rows."""
+    return config.architecture == "bert" and config.pooling in ("cls", "last")
 
 
 def _triton_attention(
@@ -126,10 +132,13 @@ def _empty_step(model: Model, shape: BatchShape, attention: AttentionBackend) ->
     # What a pooling gives; the layers behind it that some models have are put around `model` later.
     width = config.dimensions if config.task == "sparse" else config.hidden_size
     cu_seqlens = torch.tensor([0] * shape.num_seqs + [num_tokens], dtype=torch.int32)
+    types = None
+    if config.type_vocab_size > 1:  # then all batches have them, as StagingLayout.has_types
+        types = torch.zeros(num_tokens, dtype=torch.int32, device=device)
     batch = DeviceBatch(
         input_ids=torch.zeros(num_tokens, dtype=torch.int32, device=device),
         cu_seqlens=cu_seqlens.to(device),
-        token_type_ids=None,
+        token_type_ids=types,
         host_cu_seqlens=cu_seqlens.numpy(),
         max_seqlen=num_tokens,
         attention=attention,

@@ -279,13 +279,16 @@ class EncoderReader:
         )
         return BertTables(word, position, token_type, self.norm("embeddings"), config.position_offset)
 
-    def absorbed(self, index: int) -> AbsorbedHeads:
-        """The query, key and value projections of layer `index` apart."""
-        size, num_heads = self._config.hidden_size, self._config.num_heads
-        (query, query_bias), (key, _), (value, value_bias) = (
-            self._dense(name, size, size) for name in ProductNames.of(index).qkv
-        )
-        return AbsorbedHeads(query, key, value, query_bias, value_bias, num_heads)
+    def absorbed(self, layer: EncoderLayer, index: int) -> AbsorbedHeads:
+        """The query, key and value projections of layer `index` apart; read again where they are not kept."""
+        size, weight = self._config.hidden_size, layer.qkv.weight
+        if weight is None:
+            parts = [self._read(f"{name}.weight", size, size) for name in ProductNames.of(index).qkv]
+        else:
+            parts = list(torch.tensor_split(weight, 3))
+        query_bias, _, value_bias = torch.tensor_split(layer.qkv.bias, 3)
+        query, key, value = parts
+        return AbsorbedHeads(query, key, value, query_bias, value_bias, layer.num_heads)
 
     def layer(self, index: int) -> EncoderLayer:
         """Layer `index`, its query, key and value projections as one."""

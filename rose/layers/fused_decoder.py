@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rose.aot.products import HEAD_DIM, HEAD_EPS, ROW_EPS
+from rose.kernels.cuda.rotary_product import angle_order
 from rose.kernels.fused import FusedGemm, FusedLookup, RopeColumns, fused_row_counts
 from rose.kernels.norm import add_rms_norm
 from rose.kernels.row_scale import row_scale
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from rose.layers.decoder import DecoderLayer
     from rose.layers.workspace import DecoderBuffers
 
+# Pairs one after the other, as QuACK's kernels take them.
+ADJACENT = tuple(range(HEAD_DIM // 2))
 # No tile has fewer columns: bounds the partial sums a row.
 _MIN_TILE = 16
 
@@ -74,8 +77,8 @@ class FusedDecoder:
         self._first: dict[int, FusedGemm | None] = {}
         self._qkv = [with_pairs_adjacent(layer.qkv, layer.rope) for layer in layers]
         self._columns = [rope_columns(layer.rope, layer.qkv.dtype) for layer in layers]
-        self._table = angle_table(first.rope)
-        self._angles = torch.zeros(max_tokens, HEAD_DIM, dtype=self._table.dtype, device=device)
+        self._tables = {order: angle_table(first.rope, order) for order in (ADJACENT, tuple(angle_order()))}
+        self._angles = torch.zeros(max_tokens, HEAD_DIM, dtype=torch.float16, device=device)
         self._scale = torch.zeros(max_tokens, device=device)
         self._sums = torch.zeros(max_tokens * (hidden // _MIN_TILE), device=device)
 
@@ -105,7 +108,15 @@ class FusedDecoder:
 
     def prepare(self, rows: DecoderBuffers) -> None:
         """Once a forward, by `begin` or before the first `step` or `follow`: the angles of rows.positions."""
-        torch.index_select(self._table, 0, rows.positions, out=self._angles[: len(rows.positions)])
+        num_tokens = len(rows.positions)
+        table = self._tables[self._order(num_tokens)]
+        torch.index_select(table, 0, rows.positions, out=self._angles[:num_tokens])
+
+    def _order(self, num_tokens: int) -> tuple[int, ...]:
+        """Of a token's angles, as the kernel takes them that makes QKV of so many tokens."""
+        kernels = self._kernels(num_tokens)
+        kernel = kernels.qkv if isinstance(kernels, _Kernels) else kernels
+        return ADJACENT if kernel is None else tuple(kernel.angle_order)
 
     def begin(self, rows: DecoderBuffers) -> bool:
         """`prepare`, and rows.qkv of the first layer, normed and rotated, of rows.hidden.
@@ -118,9 +129,10 @@ class FusedDecoder:
             shape = self._layers[0].qkv.shape
             self._first[num_tokens] = self._lookup("unscaled-rope", num_tokens, *shape)
         kernel = self._first[num_tokens]
-        if kernel is not None:
-            self._heads(kernel, 0, None, rows)
-        return kernel is not None
+        if kernel is None or tuple(kernel.angle_order) != self._order(num_tokens):
+            return False
+        self._heads(kernel, 0, None, rows)
+        return True
 
     def step(self, index: int, rows: DecoderBuffers) -> None:
         """From rows.context of layer `index` to rows.qkv of the next, normed and rotated.
@@ -194,15 +206,16 @@ def rope_columns(rope: QkRope, dtype: torch.dtype) -> RopeColumns:
     values = torch.zeros(rope.num_kv_heads * rope.head_dim, dtype=dtype, device=adjacent.device)
     heads = [adjacent[0].repeat(rope.num_heads), adjacent[1].repeat(rope.num_kv_heads)]
     rotated = torch.zeros(rope.rotated_heads * rope.head_dim, dtype=dtype, device=adjacent.device)
-    return RopeColumns(torch.cat([*heads, values]), torch.cat([rotated, values + 1]))
+    keep = torch.cat([rotated, values + 1])
+    return RopeColumns(torch.cat([*heads, values]), keep, rope.rotated_heads)
 
 
-def angle_table(rope: QkRope) -> Tensor:
+def angle_table(rope: QkRope, order: Sequence[int]) -> Tensor:
     """fp16[P, D]: cos and sin of each pair in turns; off by 2⁻¹² at most, an eighth of what bf16 is.
 
-    Twice that where YaRN's attention factor takes them past 1.
+    Twice that where YaRN's attention factor takes them past 1. order: of pairs, see FusedGemm.angle_order.
     """
-    cos, sin = rope.cos_sin.chunk(2, dim=1)
+    cos, sin = rope.cos_sin[:, list(order)], rope.cos_sin[:, [HEAD_DIM // 2 + pair for pair in order]]
     return torch.stack([cos, sin], dim=2).flatten(1).half()
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rose.aot.folders import default_folders
 from rose.aot.library import KernelLibrary, KernelQuery, load_module
-from rose.aot.products import RESIDUAL_PRODUCT, Epilogue, ProductKernel
+from rose.aot.products import OWN_PRODUCTS, Epilogue, ProductKernel
 from rose.aot.variants import FLASH, GEMM
 from rose.attention.backends import load_backends
 from rose.attention.base import AttentionBackend, AttentionSpec, begin
@@ -88,7 +88,7 @@ def built(epilogue: Epilogue, most: int = 256 * 256) -> list[str | None]:
     # What an older version built may have names that this one does not know.
     prefix = f"{GEMM}-{epilogue}-"
     names = sorted({record.kernel for record in library.records if record.kernel.startswith(prefix)})
-    kernels = [*map(ProductKernel.parse, names), RESIDUAL_PRODUCT]
+    kernels = [*map(ProductKernel.parse, names), *OWN_PRODUCTS]
     return [
         kernel.name
         for kernel in kernels

@@ -19,7 +19,7 @@ _PACK_ROWS = 64
 # Of more rows cuBLAS 13's choice for 1024 columns clears memory before each product. Such a node keeps graphs
 # from the driver's fast launch: 25x512 of BGE-M3 takes the host 175 us with them and 13 without. The largest
 # batches hide that, and are as fast or faster whole.
-_MOST_ROWS, _WHOLE_ROWS = 8192, 32768
+_MOST_ROWS, _WHOLE_ROWS, _PART_WIDTH = 8192, 32768, 1024
 
 _prepacked: WeakSet[Linear] = WeakSet()  # all there are, so that `compile_products` finds one of each kind
 
@@ -59,7 +59,7 @@ class Linear:
         """residual [T, out_features] += x Wᵀ in one product; False, and nothing, if that cannot be."""
         if self._weight is None or self._bias is not None:
             return False
-        rows = _MOST_ROWS if len(x) <= _WHOLE_ROWS else len(x)
+        rows = _rows_a_part(len(x), self.out_features)
         for at in range(0, len(x), rows):
             residual[at : at + rows].addmm_(x[at : at + rows], self._weight)
         return True
@@ -113,6 +113,14 @@ def _prepack(weight: Tensor) -> Tensor | None:
         return None
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_ROWS)
     return packed
+
+
+def _rows_a_part(num_rows: int, width: int) -> int:
+    """Of parts that are about equal, in tiles of 128."""
+    if width > _PART_WIDTH or not _MOST_ROWS < num_rows <= _WHOLE_ROWS:
+        return max(num_rows, 1)
+    parts = -(-num_rows // _MOST_ROWS)
+    return -(-num_rows // (128 * parts)) * 128
 
 
 def _into(out: Tensor | None, y: Tensor) -> Tensor:

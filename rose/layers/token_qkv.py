@@ -36,16 +36,15 @@ def rotary_qkv_table(
 ) -> RotaryQkvTable | None:
     """Of every row of `embeddings` [V, H] in a decoder's first layer; None where there is no room.
 
-    norm: before that layer. weight: [(Hq + 2 Hk) D, H], of its QKV; None on a CPU.
+    norm: before that layer. weight: [(Hq + 2 Hk) D, H], of its QKV, if it is kept. Heads with a bias, which
+    may be large, have none: it would be rounded with them.
     """
-    if weight is None or not _has_room(embeddings, len(weight)):
+    if weight is None or rope.bias is not None or not _has_room(embeddings, len(weight)):
         return None
     product, rotating = weight.float().T, rope.rotated_heads * rope.head_dim
 
     def qkv(rows: Tensor) -> Tensor:
         made = rms_normalized(rows, norm) @ product
-        if rope.bias is not None:
-            made = made + rope.bias.float()
         heads = made[:, :rotating].view(len(made), -1, rope.head_dim)
         return torch.cat([normed(heads, rope).flatten(1), made[:, rotating:]], dim=1)
 
@@ -55,7 +54,8 @@ def rotary_qkv_table(
 def bert_qkv_tables(tables: BertTables, weight: Tensor | None, bias: Tensor) -> BertQkvTables | None:
     """Of every row of the embeddings in a BERT's first layer; None where there is no room.
 
-    weight: [3H, H], of its QKV; None on a CPU. bias: [3H].
+    weight: [3H, H], of its QKV, if it is kept. bias: [3H]. What all positions have in common goes with the
+    words, where it may take away from what they have in common: both tables are rounded.
     """
     word, position, token_type, norm = tables.word, tables.position, tables.token_type, tables.norm
     if weight is None or position is None or token_type is None or not _has_room(word, len(weight)):
@@ -65,11 +65,12 @@ def bert_qkv_tables(tables: BertTables, weight: Tensor | None, bias: Tensor) -> 
     def qkv(rows: Tensor) -> Tensor:
         return ((rows - rows.mean(-1, keepdim=True)) * norm.weight.float()) @ product
 
-    kinds = qkv(token_type.float())
+    places, kinds = position[tables.position_offset :], token_type.float()
+    common = places.float().mean(0)
     return BertQkvTables(
-        word=_table(word, len(weight), qkv),
-        position=_table(position[tables.position_offset :], len(weight), lambda rows: qkv(rows) + kinds[0]),
-        token_type=(kinds - kinds[0]).to(word.dtype),
+        word=_table(word, len(weight), lambda rows: qkv(rows + common + kinds[0])),
+        position=_table(places, len(weight), lambda rows: qkv(rows - common)),
+        token_type=qkv(kinds - kinds[0]).to(word.dtype),
         constant=norm.bias.float() @ product + bias.float(),
     )
 

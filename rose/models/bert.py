@@ -61,9 +61,6 @@ class BertModel:
             layers = [read.layer(index) for index in range(config.num_layers)]
             self._layers = [*layers]
             self._stack = EncoderStack.of(layers, self.attention_spec)
-            qkv = layers[0].qkv
-            if len(layers) > 1:  # the only layer may be one that takes single rows
-                self._first_qkv = bert_qkv_tables(self._tables, qkv.weight, qkv.bias)
             self._keys = weight_keys(config)
         self._head: EmbeddingHead | SpladeHead
         if config.pooling == "splade":
@@ -72,15 +69,21 @@ class BertModel:
             self._head = EmbeddingHead(config, device, TokenHeads.read(config, weights, device))
         which = self._head.which
         self._query = None if which is None else OneQuery(which, self.attention_spec.scale)
-        last = self._layers[-1]
-        if self._query is not None and isinstance(last, EncoderLayer):
-            self._layers[-1] = replace(last, absorbed=read.absorbed(config.num_layers - 1))
         self._on_cpu = device.type == "cpu"
         self._buffers = EncoderBuffers()
         if not self._on_cpu:
             self._buffers = EncoderBuffers.allocate(config, max_tokens, dtype, device)
+        self._prepare_ends(read)
         if device.type == "cuda":
             compile_ahead(self, row_counts(self._keys, max_tokens))
+
+    def _prepare_ends(self, read: EncoderReader) -> None:
+        """What the first and the last layer can do without a product of all rows, but for those in FP8."""
+        first, last = self._layers[0], self._layers[-1]
+        if isinstance(first, EncoderLayer) and first is not last:  # the only one may take single rows
+            self._first_qkv = bert_qkv_tables(self._tables, first.qkv.weight, first.qkv.bias)
+        if isinstance(last, EncoderLayer) and self._query is not None:
+            self._layers[-1] = replace(last, absorbed=read.absorbed(last, self.config.num_layers - 1))
 
     def forward(self, batch: DeviceBatch, outputs: Outputs) -> None:
         """Write the pooled vectors of `batch`, a row a sequence, to `outputs`."""

@@ -74,13 +74,14 @@ class Qwen3Model:
             self._layers = [*layers]
             self._fused = FusedDecoder.of(layers, max_tokens, fused_gemm)
             self._stack = DecoderStack.of(layers, self.attention_spec)
-            first = layers[0]
-            self._first_qkv = rotary_qkv_table(self._table, first.input_norm, first.qkv.weight, first.rope)
             self._keys = weight_keys(config)
         self._norm = read.norm("norm.weight")
         partials = max(map(partial_elements, self._keys), default=0)
         self._workspace = Workspace(config, max_tokens, dtype, device, partials)
         self._scratch = pool_scratch(config.hidden_size, device)
+        first = self._layers[0]
+        if isinstance(first, DecoderLayer):
+            self._first_qkv = rotary_qkv_table(self._table, first.input_norm, first.qkv.weight, first.rope)
         if device.type == "cuda":
             compile_ahead(self, row_counts(self._keys, max_tokens))
 

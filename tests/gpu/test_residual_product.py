@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rose.aot.products import RESIDUAL_PRODUCT
-from rose.kernels.cuda.residual_product import FEATURES
+from rose.kernels.cuda.pingpong import FEATURES
 from rose.kernels.early import Early, launching
 from rose.kernels.fused import FusedGemm, load
 

@@ -46,9 +46,10 @@ ENCODER_STACK = CudaSource(Path(__file__).with_name("encoder_stack.cu"))
 ENCODER_WIDE = CudaSource(Path(__file__).with_name("encoder_wide.cu"))
 CHAINED_ATTENTION = CudaSource(Path(__file__).with_name("chained_attention.cu"))
 RESIDUAL_PRODUCT = CudaSource(Path(__file__).with_name("residual_product.cu"))
+ROTARY_PRODUCT = CudaSource(Path(__file__).with_name("rotary_product.cu"))
 SOURCES = (
     SKINNY_GEMM, DECODER_STACK, DECODER_WIDE, ENCODER_STACK, ENCODER_WIDE, CHAINED_ATTENTION,
-    RESIDUAL_PRODUCT,
+    RESIDUAL_PRODUCT, ROTARY_PRODUCT,
 )  # fmt: skip
 
 

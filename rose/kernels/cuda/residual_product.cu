@@ -1,137 +1,44 @@
 // A product that ends in the residual stream, on Hopper: residual += x weight^T, hidden = factors * residual, and each
 // row's sums of squares, so that RMSNorm's division can be left to the next product. bf16 in and out, fp32 between.
 //
-// A tile is 128 rows of the weight and kTokens rows of x. Two blocks, a cluster, have tiles with the same rows of x, of
-// which each fetches half for both. The two warpgroups of a block have its tiles in turn, as in CUTLASS's
-// KernelTmaWarpSpecializedPingpong: while one multiplies, the other adds the residual to its sums and writes what is made
-// of them. So the tensor cores wait for the end of a block's last tile only.
-//
-// One thread fetches operands, tile after tile, into rings that both warpgroups read. A warp of its own fetches the
-// residual and stores the results, by way of one area that has room for a tile: a tile's end is much shorter than the
-// products of the next, so more slots are worth more than a second area.
+// Tiles by pingpong.cuh. A warp of its own fetches the residual and stores the results, by way of one area that has room
+// for a tile: a tile's end is much shorter than the products of the next, so more slots are worth more than a second area.
 
-#include "stack_ring.cuh"
+#include "pingpong.cuh"
 
 namespace {
-
-constexpr int kFeatures = 2 * kTileRows;
-constexpr int kProductThreads = kComputing + 128, kComputingRegisters = 232, kOtherRegisters = 40;
-constexpr int kReaders = kWarps / 2;  // of a slot: the warps of the warpgroup that has the tile
 
 struct Maps {
     const CUtensorMap *weight, *x, *residual, *hidden;
 };
 
-struct Sizes {
-    int num_tokens, features, chunks;  // features: tiles of the weight's rows. chunks: of K
-
-    __device__ int first_feature(int tile) const { return tile % features * kFeatures; }
-    template <int kTokens>
-    __device__ int first_token(int tile) const {
-        return tile / features * kTokens;
-    }
-    template <int kTokens>
-    __device__ int tiles() const {
-        return (num_tokens + kTokens - 1) / kTokens * features;
-    }
-};
-
-// Shared memory: barriers, the weight's slots, the rows', a tile on its way in or out, sums of squares.
+// Beside operands: a tile on its way in or out, sums of squares.
 template <int kTokens>
-struct ProductMemory {
-    static constexpr int kWeightBytes = 2 * kTileBytes, kRowBytes = kTokens * kChunk * 2;
-    static constexpr int kHalfBytes = kTokens * kTileRows * 2;  // of the area: 64 columns of a tile
-    static constexpr int kSumBytes = kReaders * kTokens * 4;
-    static constexpr int kSlots =
-        (kSharedBytes - kHeaderBytes - 2 * kHalfBytes - kSumBytes) / (kWeightBytes + kRowBytes);
-    static_assert(kTokens % 16 == 0 && kHalfBytes % 1024 == 0 && kRowBytes % 2048 == 0, "alignment");
-    static_assert((4 * kSlots + 5) * 8 <= kHeaderBytes, "barriers");
-    uint32_t base;
+constexpr int kTileHalf = kTokens * kTileRows * 2;  // of the area, in bytes: 64 columns of a tile
+template <int kTokens>
+constexpr int kSumBytes = kReaders * kTokens * 4;
 
-    __device__ Ring weights() const {
-        return {base, base + kSlots * 8, base + kHeaderBytes, kWeightBytes, kSlots, 0, 0};
-    }
-    __device__ Ring rows() const {
-        const uint32_t at = base + 2 * kSlots * 8;
-        return {at, at + kSlots * 8, base + kHeaderBytes + kSlots * kWeightBytes, kRowBytes, kSlots, 0, 0};
-    }
-    __device__ uint32_t area() const { return base + kHeaderBytes + kSlots * (kWeightBytes + kRowBytes); }
+template <int kTokens>
+struct ProductMemory : Operands<kTokens, 2 * kTileHalf<kTokens> + kSumBytes<kTokens>, 5> {
+    static constexpr int kHalfBytes = kTileHalf<kTokens>;
+    static_assert(kHalfBytes % 1024 == 0, "alignment");
+
+    __device__ uint32_t area() const { return this->own(); }
     __device__ uint32_t sums() const { return area() + 2 * kHalfBytes; }
     // Of a tile of that warpgroup: its residual has come; the new one and the sums have been read, so that hidden may take
     // their place. Each warpgroup has its own: a wait that is two phases early would be over at once.
-    __device__ uint32_t has_come(int group) const { return base + (4 * kSlots + group) * 8; }
-    __device__ uint32_t is_read(int group) const { return base + (4 * kSlots + 2 + group) * 8; }
+    __device__ uint32_t has_come(int group) const { return this->own_barrier(group); }
+    __device__ uint32_t is_read(int group) const { return this->own_barrier(2 + group); }
     // Told by all warps of the tile's warpgroup, twice a tile: the new residual and the sums, then hidden are there.
-    __device__ uint32_t written() const { return base + (4 * kSlots + 4) * 8; }
+    __device__ uint32_t written() const { return this->own_barrier(4); }
 
-    // By all threads. Those that fetch rows wait for the warps of both blocks, and tell both: no block's warps may be done
-    // with a slot that the other's still have for its last use.
-    __device__ __forceinline__ void start() const {
-        if (threadIdx.x == 0) {
-            const Ring weight_ring = weights(), row_ring = rows();
-            for (int slot = 0; slot < kSlots; ++slot) {
-                start_barrier(weight_ring.full + slot * 8, 1), start_barrier(weight_ring.empty + slot * 8, kReaders);
-                start_barrier(row_ring.full + slot * 8, 2);
-                start_barrier(row_ring.empty + slot * 8, 2 * kReaders);
-            }
+    __device__ __forceinline__ void start_all() const {
+        this->start([this] {
             for (int group = 0; group < 2; ++group) start_barrier(has_come(group), 1), start_barrier(is_read(group), 1);
             start_barrier(written(), kReaders);
-            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        }
-        __syncthreads();
+        });
     }
 };
-
-// The first use of a map waits for it to come.
-__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
-// By one thread. The weight depends on no kernel in front, so the first chunks of it are asked for before the wait.
-template <int kTokens>
-__device__ __forceinline__ void fetch_all(const ProductMemory<kTokens>& shared, const Maps& maps, const Sizes& sizes) {
-    Ring weights = shared.weights(), rows = shared.rows();
-    const auto fetch_weight = [&](int column, int feature) {
-        const uint32_t barrier = weights.open(weights.bytes);
-        fetch(weights.here(), maps.weight, column, feature, barrier, kReadAgain);
-        weights.next();
-    };
-    const int rank = cluster_rank();
-    const auto fetch_rows = [&](int column, int row) {
-        const uint32_t barrier = rows.open(rows.bytes);
-        release(barrier, rank ^ 1);
-        fetch_for_both(rows.here() + rank * (rows.bytes / 2), maps.x, column, row + rank * (kTokens / 2), barrier);
-        rows.next();
-    };
-    const int ahead = sizes.chunks < weights.count ? sizes.chunks : weights.count, tiles = sizes.tiles<kTokens>();
-    prefetch_map(maps.x);
-#pragma unroll 1
-    for (int chunk = 0; chunk < ahead; ++chunk) fetch_weight(chunk * kChunk, sizes.first_feature(blockIdx.x));
-    // For the kernel in front, if this one came up early; the next may come up, too.
-    asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
-    int asked = ahead;
-#pragma unroll 1
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, asked = 0) {
-        const int row = sizes.first_token<kTokens>(tile), feature = sizes.first_feature(tile);
-#pragma unroll 1
-        for (int chunk = 0; chunk < sizes.chunks; ++chunk) {
-            if (chunk >= asked) fetch_weight(chunk * kChunk, feature);
-            fetch_rows(chunk * kChunk, row);
-        }
-    }
-}
-
-// By one thread: what is in the area, to a tile of `map`. Returns when it has been read.
-template <int kTokens>
-__device__ __forceinline__ void store_tile(const ProductMemory<kTokens>& shared, const CUtensorMap* map, int column,
-                                           int row) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-        asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
-                     "r"(column + half * kTileRows), "r"(row), "r"(shared.area() + half * shared.kHalfBytes)
-                     : "memory");
-    asm volatile("cp.async.bulk.commit_group;\n\tcp.async.bulk.wait_group.read 0;" ::: "memory");
-}
 
 // By one warp: each tile's residual into the area, and out of it what the tile's warpgroup makes of it.
 template <int kTokens>
@@ -162,52 +69,13 @@ __device__ __forceinline__ void exchange_all(const ProductMemory<kTokens>& share
             const int64_t at = row + token;
             if (at < sizes.num_tokens) partial[at * sizes.features + tile % sizes.features] = total;
         }
-        if (leads) store_tile(shared, maps.residual, feature, row);
+        if (leads) store_tile(shared.area(), shared.kHalfBytes, maps.residual, feature, row);
         __syncwarp();
         if (leads) arrive(shared.is_read(group));
         wait_for(shared.written(), 1);
-        if (leads) store_tile(shared, maps.hidden, feature, row);
+        if (leads) store_tile(shared.area(), shared.kHalfBytes, maps.hidden, feature, row);
         __syncwarp();
     }
-}
-
-// The barriers of what a chunk's products read.
-struct Chunk {
-    uint32_t weight = 0, rows = 0;
-
-    // By a warp that is done with it: both blocks, which fetch its rows, are told.
-    __device__ __forceinline__ void leave() const {
-        const int lane = threadIdx.x % 32;
-        if (lane == 0) arrive(weight);
-        if (lane < 2) release(rows, lane);
-    }
-};
-
-// sums [2][64, kTokens] = both halves of the weight's rows @ rows^T. Returns the last chunk, whose products may still run.
-template <int kTokens>
-__device__ __forceinline__ Chunk multiply_all(Ring& weights, Ring& rows, int chunks, float (&sums)[2][kTokens / 2]) {
-    Chunk before;
-#pragma unroll 1
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-        const uint64_t weight = descriptor(weights.here()), row = descriptor(rows.here());
-        wait_for(weights.is_full(), weights.parity);
-        wait_for(rows.is_full(), rows.parity);
-        begin_products();
-#pragma unroll
-        for (int step = 0; step < kChunk / 16; ++step)  // 16 columns are 32 bytes: 2 in a descriptor's units
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-                multiply<kTokens>(sums[half], weight + half * (kTileBytes / 16) + step * 2, row + step * 2,
-                                  chunk + step > 0);
-        end_products();
-        if (chunk > 0) {
-            await_products<1>();
-            before.leave();
-        }
-        before = {weights.is_empty(), rows.is_empty()};
-        weights.next(), rows.next();
-    }
-    return before;
 }
 
 // Where a thread's first 8 of a warp's 16 columns and 16 tokens are in a tile of 64 columns, permuted as the copy engine
@@ -299,41 +167,22 @@ __device__ __forceinline__ void write_hidden(const float (&sums)[2][kTokens / 2]
                            factors[half][0], factors[half][1]);
 }
 
-// Of a warp: what it wrote to the area may be stored.
-__device__ __forceinline__ void tell_written(uint32_t barrier) {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive(barrier);
-}
-
-// A warpgroup asks for its first products when the other has asked for its last: mixed, both tiles would end late. By then
-// all of the tile before has come, which waits rely on: one that is two phases early would be over at once.
-__device__ __forceinline__ void await_turn(int group) {
-    asm volatile("bar.sync %0, %1;" ::"r"(4 + group), "n"(kComputing) : "memory");
-}
-
-__device__ __forceinline__ void pass_turn(int group) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(5 - group), "n"(kComputing) : "memory");
-}
-
 template <int kTokens>
 __device__ __forceinline__ void compute(const ProductMemory<kTokens>& shared, const __nv_bfloat16* columns,
                                         const Sizes& sizes) {
-    const int group = warpgroup(), warp = threadIdx.x % 128 / 32, blocks = gridDim.x;
-    const int tiles = sizes.tiles<kTokens>();
+    const int group = warpgroup(), warp = threadIdx.x % 128 / 32;
     columns += warp * 16 + threadIdx.x % 32 / 4;
-    Ring weights = shared.weights(), rows = shared.rows();
+    float sums[2][kTokens / 2];
     uint32_t parity = 0;
-    if (group > 0) weights.skip(sizes.chunks), rows.skip(sizes.chunks);
-#pragma unroll 1
-    for (int tile = blockIdx.x + group * blocks; tile < tiles; tile += 2 * blocks, parity ^= 1) {
-        float sums[2][kTokens / 2];
-        if (tile >= blocks) await_turn(group);  // all but a block's first
-        const Chunk last = multiply_all<kTokens>(weights, rows, sizes.chunks, sums);
-        if (tile + blocks < tiles) pass_turn(group);
-        weights.skip(sizes.chunks), rows.skip(sizes.chunks);
-        await_products();
-        last.leave();
+    const auto multiply_chunk = [&](uint64_t weight, uint64_t rows, int chunk) {
+#pragma unroll
+        for (int step = 0; step < kChunk / 16; ++step)  // 16 columns are 32 bytes: 2 in a descriptor's units
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                multiply<kTokens>(sums[half], weight + half * (kTileBytes / 16) + step * 2, rows + step * 2,
+                                  chunk + step > 0);
+    };
+    const auto finish = [&](int tile) {
         wait_for(shared.has_come(group), parity);
         add_residual<kTokens>(sums, shared.area(), shared.sums() + warp * kTokens * 4);
         tell_written(shared.written());
@@ -341,31 +190,22 @@ __device__ __forceinline__ void compute(const ProductMemory<kTokens>& shared, co
         const float factors[2][2] = {{__bfloat162float(column[0]), __bfloat162float(column[8])},
                                      {__bfloat162float(column[64]), __bfloat162float(column[72])}};
         wait_for(shared.is_read(group), parity);
+        parity ^= 1;
         write_hidden<kTokens>(sums, shared.area(), factors);
         tell_written(shared.written());
-    }
+    };
+    take_turns<kTokens>(shared.weights(), shared.rows(), sizes, multiply_chunk, finish);
 }
 
 template <int kTokens>
 __device__ __forceinline__ void product(const Maps& maps, const __nv_bfloat16* columns, float* partial,
                                         const Sizes& sizes) {
     extern __shared__ __align__(1024) uint8_t memory[];
-    const ProductMemory<kTokens> shared{shared_address(memory)};
-    shared.start();
-    cluster_arrive(), cluster_wait();  // until the other's barriers exist
-    const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
-    if (warp < kWarps) {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kComputingRegisters));
-        compute<kTokens>(shared, columns, sizes);
-    } else {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kOtherRegisters));
-        if (threadIdx.x == kComputing) fetch_all<kTokens>(shared, maps, sizes);
-        if (warp == kWarps + 1) exchange_all<kTokens>(shared, maps, sizes, partial);
-        __syncwarp();
-    }
-    // The other may still tell this one's barriers, and what this one told must have come before it goes.
-    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-    cluster_wait();
+    const ProductMemory<kTokens> shared{{shared_address(memory)}};
+    shared.start_all();
+    divide_product([&] { compute<kTokens>(shared, columns, sizes); },
+                   [&] { fetch_all<kTokens>(shared.weights(), shared.rows(), maps.weight, maps.x, sizes); },
+                   [&] { exchange_all<kTokens>(shared, maps, sizes, partial); });
 }
 
 }  // namespace

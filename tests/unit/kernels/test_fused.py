@@ -12,7 +12,15 @@ import pytest
 import torch
 
 from rose.aot.manifest import KernelRecord, sha256_of, write_manifest
-from rose.aot.products import DEFAULT_PRODUCTS, EPILOGUES, RESIDUAL_PRODUCT, Epilogue, ProductKernel
+from rose.aot.products import (
+    DEFAULT_PRODUCTS,
+    EPILOGUES,
+    OWN_PRODUCTS,
+    RESIDUAL_PRODUCT,
+    UNSCALED_ROTARY_PRODUCT,
+    Epilogue,
+    ProductKernel,
+)
 from rose.kernels import fused
 from rose.kernels.cuda import cubin
 from rose.kernels.cuda.library import CudaLibrary
@@ -37,7 +45,7 @@ def write(path: Path, *lines: dict[str, object]) -> Path:
 def test_names_are_read_back() -> None:
     assert KERNEL.name == "gemm-swiglu-128x192-pingpong-2x1"
     other = replace(KERNEL, epilogue="scaled-swiglu", pingpong=False)
-    for kernel in (*DEFAULT_PRODUCTS, RESIDUAL_PRODUCT, other):
+    for kernel in (*DEFAULT_PRODUCTS, *OWN_PRODUCTS, other):
         assert ProductKernel.parse(kernel.name) == kernel
     assert RESIDUAL_PRODUCT.name == "cuda-residual-160x128-1x2"
     own = ("cuda-residual-64x128-1x1", "cuda-swiglu-160x128-1x1")
@@ -76,7 +84,7 @@ def test_a_table_of_wrong_kernels_is_refused(tmp_path: Path) -> None:
 def test_the_shipped_table_names_kernels_that_are_built() -> None:
     named = {one.kernel for choices in fused.table().values() for one in choices} - {None}
     assert named
-    assert named <= {*DEFAULT_PRODUCTS, RESIDUAL_PRODUCT}
+    assert named <= {*DEFAULT_PRODUCTS, *OWN_PRODUCTS}
     counts = fused.fused_row_counts()
     used = {choice(choices, m) for choices in fused.table().values() for m in counts}
     assert named <= {one.kernel for one in used if one is not None}
@@ -171,6 +179,12 @@ def test_our_own_product_is_loaded_from_its_cubin(folder: Path, monkeypatch: pyt
     loaded = fused.load(RESIDUAL_PRODUCT)
     assert loaded is not None
     assert (loaded.kernel, loaded.sum_parts(1024)) == (RESIDUAL_PRODUCT, 8)
+    assert fused.load(UNSCALED_ROTARY_PRODUCT) is None
+    libraries[cubin.ROTARY_PRODUCT] = CudaLibrary(Path("other.cubin"), 0, FakeDriver())
+    fused.load.cache_clear()
+    rotary = fused.load(UNSCALED_ROTARY_PRODUCT)
+    assert rotary is not None
+    assert sorted(rotary.angle_order) == list(range(64)) != list(rotary.angle_order)
 
 
 def test_without_a_gpu_no_kernel_is_looked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from rose.aot.products import RESIDUAL_PRODUCT
-from rose.kernels.cuda import cubin, residual_product
+from rose.kernels.cuda import cubin, pingpong
 from rose.kernels.cuda.library import CudaLibrary
-from rose.kernels.cuda.residual_product import FEATURES, TOKENS, ResidualProduct
+from rose.kernels.cuda.pingpong import FEATURES
+from rose.kernels.cuda.residual_product import TOKENS, ResidualProduct
 from rose.kernels.early import Early, launching
 from rose.kernels.fused import FusedGemm
 from tests.unit.kernels.fake_driver import FakeDriver
@@ -88,8 +89,10 @@ def test_other_sizes_are_refused(driver: FakeDriver, shape: tuple[int, int, int]
 
 
 def test_the_source_has_these_sizes() -> None:
-    text = " ".join(cubin.RESIDUAL_PRODUCT.path.read_text("utf-8").split())
-    assert f"kFeatures = 2 * kTileRows; constexpr int kProductThreads = kComputing + {_fetching()}," in text
+    path = cubin.RESIDUAL_PRODUCT.path
+    shared = " ".join(path.with_name("pingpong.cuh").read_text("utf-8").split())
+    text = " ".join(path.read_text("utf-8").split())
+    assert f"kFeatures = 2 * kTileRows; constexpr int kProductThreads = kComputing + {_fetching()}," in shared
     assert FEATURES == 2 * 64
     assert f"product<{TOKENS}>(" in text
     assert (RESIDUAL_PRODUCT.tile_m, RESIDUAL_PRODUCT.tile_n) == (TOKENS, FEATURES)
@@ -101,4 +104,4 @@ def test_the_source_has_these_sizes() -> None:
 
 def _fetching() -> int:
     """Threads of a block that compute nothing."""
-    return residual_product._THREADS - 256
+    return pingpong.THREADS - 256

@@ -24,7 +24,7 @@ from rose.config import load_config
 from rose.errors import ModelLoadError
 from rose.kernels.frequencies import frequencies
 from rose.kernels.rope import QkRope, rope_table
-from rose.layers.fused_decoder import angle_table
+from rose.layers.fused_decoder import ADJACENT, angle_table
 from rose.reference.frequencies import scaled_frequencies
 from tests.unit.rose.parity import assert_same, resized, save_oracle
 
@@ -170,6 +170,6 @@ def test_two_spellings_that_differ_are_refused(tmp_path: Path) -> None:
 def test_the_fused_kernels_table_carries_the_attention_factor(tmp_path: Path) -> None:
     config = load_config(_folder(tmp_path, _qwen3(YARN, head_dim=128)))
     table = rope_table(128, config.rope_theta, 100, "cpu", config.rope_scaling)
-    angles = angle_table(QkRope(1, 1, 128, 1e-6, None, table))
+    angles = angle_table(QkRope(1, 1, 128, 1e-6, None, table), ADJACENT)
     lengths = angles.float().view(100, 64, 2).norm(dim=2)
     torch.testing.assert_close(lengths, torch.full_like(lengths, 1.1386294), rtol=1e-3, atol=0)
