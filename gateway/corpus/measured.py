@@ -18,12 +18,12 @@ class Speed(NamedTuple):
 GPU = "H200"
 # Random weights in the models' shapes, bfloat16, token ids. Source: docs/benchmarks/h200.
 SPEEDS = (
-    Speed("pplx-embed", 1024, 512, 1166),
-    Speed("pplx-embed", 1024, 1024, 530.5),
-    Speed("pplx-embed", 1024, 4096, 83.1),
-    Speed("bge-m3", 1024, 512, 1771),
-    Speed("bge-m3", 1024, 1024, 816.5),
-    Speed("bge-m3", 1024, 4096, 140.2),
+    Speed("pplx-embed", 1024, 512, 1197),
+    Speed("pplx-embed", 1024, 1024, 542.4),
+    Speed("pplx-embed", 1024, 4096, 83.6),
+    Speed("bge-m3", 1024, 512, 1829),
+    Speed("bge-m3", 1024, 1024, 843.6),
+    Speed("bge-m3", 1024, 4096, 143.1),
     Speed("bge-base", 768, 50, 55_079),
     Speed("bge-base", 768, 512, 5109),
 )
