@@ -72,8 +72,8 @@ def absorbs(hidden: Tensor, num_seqs: int, heads: AbsorbedHeads, scratch: Tensor
         return False
     if not dispatch.uses_triton(hidden):
         return not hidden.is_cuda
-    size, dim = len(heads.query), heads.head_dim
-    fits = size % 16 == 0 and 16 <= dim <= MAX_HEAD_DIM and dim & (dim - 1) == 0
+    dim = heads.head_dim
+    fits = 16 <= dim <= MAX_HEAD_DIM and dim & (dim - 1) == 0  # and so H is a multiple of 16
     room = 0 if scratch is None else scratch.numel()
     return fits and num_tokens >= MIN_TOKENS and room >= scratch_elements(num_tokens, num_seqs, heads)
 

@@ -171,6 +171,18 @@ def test_one_row_has_all_the_weight(scale):
     torch.testing.assert_close(context.double().cpu(), case.expected(query)[0], rtol=1e-3, atol=1e-3)
 
 
+def test_scores_that_grow_from_tiles_to_tiles(monkeypatch):
+    """What was added up before is worth less with each addition, but not nothing."""
+    monkeypatch.setattr(jit, "_TILES", 2)
+    case = Case([450, 3])
+    heads, x = case.heads, case.hidden
+    q = (heads.query @ x[0] + heads.query_bias).view(heads.num_heads, -1)
+    ways = torch.einsum("hd,hdi->hi", q, heads.key.view(*q.shape, -1)) * FIRST.scale
+    way = torch.linalg.pinv(ways) @ torch.ones(heads.num_heads, device=DEVICE)  # of 1 in each head's score
+    x[1:450] += torch.linspace(0, 8, 449, device=DEVICE)[:, None] * way
+    case.check(case.by_triton(FIRST, FEW))
+
+
 def test_refusals():
     case = Case([40])
     with pytest.raises(ValueError, match="whole sequence"):
@@ -182,6 +194,7 @@ def test_refusals():
 
 def test_when_it_is_worth_it(monkeypatch):
     heads, few = Case([1], 128, 2).heads, Case([1], 96, 2).heads  # of 64, and of 48
+    least, less, more = (Case([1], 128, count).heads for count in (8, 16, 1))  # of 16, 8 and 128
     hidden = torch.zeros(4096, 1)
     monkeypatch.setattr(absorbed.dispatch, "uses_triton", lambda x: False)
     assert absorbs(hidden, 128, heads, None) and absorbs(hidden[:32], 1, few, None)
@@ -192,6 +205,9 @@ def test_when_it_is_worth_it(monkeypatch):
     room = torch.zeros(scratch_elements(4096, 128, heads))
     assert absorbs(hidden, 128, heads, room) and absorbs(hidden[:1536], 48, heads, room)
     assert not absorbs(hidden, 128, few, room) and not absorbs(hidden[:1535], 1, heads, room)
+    large = torch.zeros(scratch_elements(4096, 128, less))
+    assert absorbs(hidden, 128, least, large)
+    assert not absorbs(hidden, 128, less, large) and not absorbs(hidden, 128, more, large)
     assert not absorbs(hidden, 128, heads, room[1:]) and not absorbs(hidden, 1, heads, None)
 
 

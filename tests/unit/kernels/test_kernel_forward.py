@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,8 +19,9 @@ from rose.attention.flat import FlatAttention, FlatProductAttention
 from rose.attention.sdpa import SdpaAttention
 from rose.config import ModelConfig
 from rose.device_batch import DeviceBatch, Outputs
-from rose.kernels import dispatch, gemm
+from rose.kernels import absorbed, dispatch, gemm
 from rose.kernels.gemm import GemmChoice, GemmPlan
+from rose.kernels.jit import absorbed as jit_absorbed
 from rose.layers import decoder, encoder, linear, projection, token_qkv
 from rose.models.bert import BertModel
 from rose.models.qwen3 import Qwen3Model
@@ -56,9 +58,11 @@ class LargeWeights(DummyWeights):
         return tensor if "norm" in name else tensor * 10
 
 
+# Three layers: one that a table serves, one between, one that picks rows.
 BERT = replace(
     CONFIG,
     architecture="bert",
+    num_layers=3,
     num_kv_heads=4,
     norm_eps=1e-12,
     quantizer=None,
@@ -67,7 +71,13 @@ BERT = replace(
     pooling="cls",
 )
 LAST = replace(CONFIG, causal=True, pooling="last")
-MODELS = {"qwen3": CONFIG, "qwen3-last": LAST, "bert": BERT, "bert-mean": replace(BERT, pooling="mean")}
+MODELS = {
+    "qwen3": CONFIG,
+    "qwen3-last": LAST,
+    "bert": BERT,
+    "bert-mean": replace(BERT, pooling="mean"),
+    "bert-absorbed": replace(BERT, intermediate_size=256),  # wide enough for scratch
+}
 # Each with other products, so that norm and rotation meet every kind of them.
 ATTENTION = {"cublas": FlatAttention, "split-k": FlatProductAttention, "fused": SdpaAttention}
 
@@ -117,15 +127,24 @@ def _forward(model: Model, filler: int, kind: Callable[[AttentionSpec], Attentio
     return outputs
 
 
+def _absorbing(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Makes the last layer absorb its projections for so few tokens, too; the calls of the kernels for it."""
+    monkeypatch.setattr(absorbed, "MIN_TOKENS", 1)
+    monkeypatch.setattr(absorbed, "MIN_LENGTH", 1)
+    spy = Mock(wraps=jit_absorbed.absorbed_attention)
+    monkeypatch.setattr(jit_absorbed, "absorbed_attention", spy)
+    return spy
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the real thing")
 @pytest.mark.parametrize(
     ("name", "plan_of"),
     [
         *product(("qwen3", "bert"), ATTENTION),
-        *product(("qwen3-last", "bert-mean"), ("split-k",)),
+        *product(("qwen3-last", "bert-mean", "bert-absorbed"), ("split-k",)),
         *(
             pytest.param(*case, marks=pytest.mark.long)
-            for case in product(("qwen3-last", "bert-mean"), ("cublas", "fused"))
+            for case in product(("qwen3-last", "bert-mean", "bert-absorbed"), ("cublas", "fused"))
         ),
     ],
 )
@@ -136,6 +155,7 @@ def test_forward_through_triton(name, plan_of, monkeypatch):
     monkeypatch.setattr(projection, "uses_table", lambda weight: True)
     monkeypatch.setattr(gemm, "table", lambda: _table(keys, plan_of))
     monkeypatch.setattr(token_qkv, "_has_room", lambda embeddings, width: plan_of != "fused")
+    absorbing = _absorbing(monkeypatch) if name == "bert-absorbed" else None
     model = _model(config, weights, monkeypatch)
     kind = ATTENTION[plan_of]
     outputs = _forward(model, 0, kind)
@@ -149,3 +169,6 @@ def test_forward_through_triton(name, plan_of, monkeypatch):
         assert (outputs.int8.float() - torch.tanh(expected) * 127).abs().max() <= 0.51
     if plan_of == "split-k":
         assert torch.equal(outputs.vectors, _forward(model, 49, kind).vectors)
+    if absorbing is not None:
+        out = absorbing.call_args.args[-1]
+        assert out.scratch.data_ptr() == model._buffers.wide.data_ptr()

@@ -70,7 +70,8 @@ def test_final_norm_and_pool(lengths, how, splits, dtype, device, poisoned):
     sums = torch.randn((splits, tokens, hidden), device=device).to(dtype)
     x = sums if splits > 1 else sums[0] if splits else None
     residual = torch.randn(tokens, hidden, device=device).to(dtype)
-    norm = RmsNorm(torch.randn(hidden, device=device).to(dtype), 1e-6)
+    # A large epsilon tells a residual stream from twice itself.
+    norm = RmsNorm(torch.randn(hidden, device=device).to(dtype), 1e-6 if splits else 1.0)
     total = residual.double() + sums.double().sum(0)
     normed = torch.nn.functional.rms_norm(total, (hidden,), norm.weight.double(), norm.eps)
     expected, offsets = _pooled(normed, lengths, how), _offsets(lengths, device)

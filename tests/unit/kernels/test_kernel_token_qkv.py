@@ -54,14 +54,16 @@ def near(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 
 @way
 @pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("kind", ["normed", "plain"])
+@pytest.mark.parametrize("kind", ["normed", "large epsilons", "plain"])
 def test_rotary_qkv(kind, lengths, way, dtype, device, poisoned):
     heads, dim, hidden = (3, 2), 16, 40
     width = (heads[0] + 2 * heads[1]) * dim
     words, weight = randn(VOCAB, hidden, dtype=dtype), randn(width, hidden, dtype=dtype)
-    norm = RmsNorm(randn(hidden, dtype=dtype).to(device), 1e-6)
-    head_weight = randn(2, dim, dtype=dtype).to(device) if kind == "normed" else None
-    rope = QkRope(*heads, dim, 1e-6, head_weight, rope_table(dim, 1e4, 32, device))
+    # Large ones are about the mean squares that they are added to.
+    eps, head_eps = (1.0, float(hidden)) if kind == "large epsilons" else (1e-6, 1e-6)
+    norm = RmsNorm(randn(hidden, dtype=dtype).to(device), eps)
+    head_weight = None if kind == "plain" else randn(2, dim, dtype=dtype).to(device)
+    rope = QkRope(*heads, dim, head_eps, head_weight, rope_table(dim, 1e4, 32, device))
     words, weight = words.to(device), weight.to(device)
     ids, offsets = batch_of(lengths, device)
     table = tables.rotary_qkv_table(words, norm, weight, rope)
@@ -86,11 +88,11 @@ def test_rotary_qkv(kind, lengths, way, dtype, device, poisoned):
 @way
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("types", ["none", "given"])
-@pytest.mark.parametrize("offset", [0, 2])
-def test_bert_qkv(offset, types, lengths, way, dtype, device, poisoned):
+@pytest.mark.parametrize(("offset", "eps"), [(0, 3.0), (2, 1e-5)])  # the variance is about 3
+def test_bert_qkv(offset, eps, types, lengths, way, dtype, device, poisoned):
     hidden = 40
     word, position, kinds = (randn(rows, hidden, dtype=dtype).to(device) for rows in (VOCAB, 12, 3))
-    norm = LayerNorm(*(randn(rows, dtype=dtype)[:hidden].to(device) for rows in (hidden, hidden + 1)), 1e-5)
+    norm = LayerNorm(*(randn(rows, dtype=dtype)[:hidden].to(device) for rows in (hidden, hidden + 1)), eps)
     weight, bias = (
         x.to(device) for x in (randn(3 * hidden, hidden, dtype=dtype), randn(3 * hidden, dtype=dtype))
     )
