@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
-from rose.aot.products import Epilogue
+from rose.aot.products import ROTARY_PRODUCT, UNSCALED_ROTARY_PRODUCT, Epilogue
 from rose.attention.sdpa import SdpaAttention
 from rose.config import ModelConfig
 from rose.device_batch import DeviceBatch, Outputs
+from rose.kernels.cuda.rotary_product import angle_order
 from rose.kernels.fused import FusedGemm, FusedLookup
 from rose.kernels.norm import RmsNorm, add_rms_norm
 from rose.kernels.rope import QkRope, rope_table
-from rose.layers import projection
+from rose.layers import projection, token_qkv
 from rose.layers.decoder import DecoderLayer
-from rose.layers.fused_decoder import FusedDecoder, LayerWeights, with_pairs_adjacent
+from rose.layers.fused_decoder import (
+    ADJACENT,
+    FusedDecoder,
+    LayerWeights,
+    angle_table,
+    with_pairs_adjacent,
+)
 from rose.layers.projection import GatedProjection, Projection
 from rose.layers.workspace import DecoderBuffers
 from rose.models import qwen3
 from rose.weights import DummyWeights
-from tests.unit.kernels.fused_fake import fake_lookup
+from tests.unit.kernels.fused_fake import PROCESSORS, fake_lookup
 
 TOKENS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 9, 64, 96, 4, 2, 128
 QUERY, QKV = HEADS * HEAD_DIM, (HEADS + 2 * KV_HEADS) * HEAD_DIM
@@ -114,6 +122,36 @@ def test_the_first_layer_has_its_heads_rotated_by_the_product_too() -> None:
     expected = with_pairs_adjacent(rows.qkv.T.contiguous(), weights[0].rope).T
     torch.testing.assert_close(fused_qkv, expected, rtol=2e-3, atol=2e-3)
     assert not fused.using(only(*WHOLE_BY_FACTORS)).begin(rows)
+
+
+@pytest.mark.parametrize("order", [ADJACENT, angle_order()], ids=["adjacent", "own"])
+def test_angles_lie_in_the_order_that_is_asked_for(order: Sequence[int]) -> None:
+    rope = layer_weights().rope
+    table = angle_table(rope, order).view(64, -1, 2)
+    assert sorted(order) == [*ADJACENT] and table.dtype is torch.float16
+    for place, pair in enumerate(order):
+        expected = rope.cos_sin[:, [pair, HEAD_DIM // 2 + pair]].half()
+        assert torch.equal(table[:, place], expected)
+
+
+@pytest.mark.parametrize("own", [(), ("unscaled-rope",), ("rope",), ("rope", "unscaled-rope")], ids=str)
+def test_a_first_product_that_reads_angles_in_another_order_is_left_out(own: tuple[Epilogue, ...]) -> None:
+    """Than all others, whose order the angles are in. own: heads that are rotated by kernels of our own."""
+    kernels = {"rope": ROTARY_PRODUCT, "unscaled-rope": UNSCALED_ROTARY_PRODUCT}
+    calls: list[tuple[object, ...]] = []
+
+    def lookup(epilogue: Epilogue, m: int, n: int, k: int) -> FusedGemm | None:
+        if epilogue in own:
+            return FusedGemm(kernels[epilogue], lambda *arguments: calls.append(arguments), PROCESSORS)
+        return only(*WHOLE_BY_FACTORS, "unscaled-rope")(epilogue, m, n, k)
+
+    weights, rows = [layer_weights() for _ in range(2)], buffers()
+    rows.hidden.normal_()
+    fused = FusedDecoder(weights, TOKENS + 4, lookup)
+    assert fused.takes(TOKENS) and fused.begin(rows) == (len(own) in (0, 2))
+    assert len(calls) == (len(own) == 2)
+    expected = angle_table(weights[0].rope, angle_order() if "rope" in own else ADJACENT)
+    assert torch.equal(fused._angles[:TOKENS], expected[rows.positions])
 
 
 def test_attention_does_not_see_the_order_of_columns() -> None:
@@ -236,6 +274,26 @@ def test_a_model_has_its_heads_rotated_by_the_product_where_only_that_is_there(
     monkeypatch.setattr(FusedDecoder, "follow", counted)
     torch.testing.assert_close(vectors(model()), plain, rtol=2e-3, atol=2e-3)
     assert followed == [0, 1]
+
+
+@pytest.mark.parametrize("kernels", [WHOLE_BY_SUMS, ("unscaled-rope",)], ids="-".join)
+def test_behind_a_table_the_products_rotate_by_this_batch_s_positions(
+    monkeypatch: pytest.MonkeyPatch, kernels: tuple[Epilogue, ...]
+) -> None:
+    def model() -> qwen3.Qwen3Model:
+        return qwen3.Qwen3Model(CONFIG, Spread(), torch.float32, torch.device("cpu"), 32)
+
+    plain = vectors(model())
+    monkeypatch.setattr(projection, "uses_table", lambda weight: True)
+    monkeypatch.setattr(token_qkv, "_has_room", lambda embeddings, width: True)
+    monkeypatch.setattr(qwen3, "fused_gemm", only(*kernels))
+    behind = model()
+    assert behind._first_qkv is not None and behind._fused is not None
+    behind._fused._angles.fill_(torch.nan)
+    torch.testing.assert_close(vectors(behind), plain, rtol=2e-3, atol=2e-3)
+    positions = torch.tensor([*range(5), 0, *range(14)])
+    expected = angle_table(behind._first_qkv.rope, ADJACENT)[positions]
+    assert torch.equal(behind._fused._angles[:20], expected)
 
 
 def test_heads_that_the_kernel_was_not_compiled_for_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

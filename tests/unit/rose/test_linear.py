@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn.functional import gelu, linear
 
 import rose.layers.linear
-from rose.layers.linear import Linear
+from rose.layers.linear import Linear, _rows_a_part
 
 SHAPES = [(384, 1152), (60, 92), (1, 1), (33, 7)]
 ROWS = [1, 2, 15, 16, 17, 64, 257]
@@ -48,6 +50,23 @@ def test_a_product_adds_by_itself_in_parts(rows: int, monkeypatch: pytest.Monkey
     assert not Linear(weight, bias).add_to(residual, x)
     assert Linear(weight).add_to(residual, x)
     torch.testing.assert_close(residual, expected, rtol=1e-4, atol=1e-5)
+
+
+@given(st.integers(8193, 32_768), st.integers(1, 1024))
+def test_parts_are_few_and_about_equal(rows: int, width: int) -> None:
+    part = _rows_a_part(rows, width)
+    assert part <= 8192 and part % 128 == 0
+    *_, last = sizes = [min(part, rows - at) for at in range(0, rows, part)]
+    assert sum(sizes) == rows and len(sizes) == -(-rows // 8192)
+    assert last > part - 128 * len(sizes)
+
+
+@given(
+    st.tuples(st.integers(0, 131_072), st.integers(1025, 16_384))
+    | st.tuples(st.integers(0, 8192) | st.integers(32_769, 131_072), st.integers(1, 1024))
+)
+def test_few_rows_very_many_and_wide_ones_are_one_part(shape: tuple[int, int]) -> None:
+    assert _rows_a_part(*shape) == max(shape[0], 1)
 
 
 def test_a_packed_product_leaves_the_sum_to_others() -> None:
