@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,12 +37,13 @@ from rose.attention.base import AttentionBackend, BatchShape, begin
 from rose.attention.policy import choose
 from rose.config import ModelConfig, load_config
 from rose.device_batch import DeviceBatch, Outputs
-from rose.kernels import absorbed, activation, embedding, fp8, norm, one_query, pooling, rope
+from rose.kernels import absorbed, activation, embedding, fp8, norm, one_query, pooling, rope, token_qkv
 from rose.kernels.early import Early, early_for, launching
 from rose.kernels.fused import gains_early
 from rose.kernels.gemm import fetches_early, gemm_plan
 from rose.kernels.timing import graph_us
 from rose.layers import decoder, encoder
+from rose.layers.compile_ahead import _NoAttention
 from rose.layers.fp8_decoder import Fp8DecoderLayer
 from rose.layers.fp8_encoder import Fp8EncoderLayer
 from rose.layers.fp8_linear import Fp8Linear
@@ -103,6 +103,10 @@ def decoder_kernels(config: ModelConfig, tokens: int) -> Iterator[Kernel]:
     heads = rope.QkRope(config.num_heads, config.num_kv_heads, config.head_dim, 1e-6, weight, cos_sin)
     rotated = 4 * tokens * heads.rotated_heads * config.head_dim
     yield Kernel("qk_norm_rope", lambda: rope.qk_norm_rope(qkv, places, heads, qkv), rotated)
+    looked_up = token_qkv.RotaryQkvTable(random(config.vocab_size, width), heads)
+    rows = token_qkv.QkvRows(residual, qkv, places)
+    call = lambda: token_qkv.embed_rotary_qkv(ids, cu_seqlens, table, looked_up, rows)  # noqa: E731
+    yield Kernel("embed_rotary_qkv", call, 2 * row + 4 * tokens * width)
     yield Kernel("silu_mul", lambda: activation.silu_mul(gate_up, gated), 6 * tokens * inner)
     vectors = torch.zeros(len(cu_seqlens) - 1, hidden, device=DEVICE)
     outputs = Outputs(vectors, torch.zeros_like(vectors, dtype=torch.int8))
@@ -126,12 +130,17 @@ def encoder_kernels(config: ModelConfig, tokens: int) -> Iterator[Kernel]:
     word, position, kind = random(config.vocab_size, hidden), random(600, hidden), random(2, hidden)
     tables = embedding.BertTables(word, position, kind, layer, 2)
     yield Kernel("embed_bert", lambda: embedding.embed_bert(ids, cu_seqlens, None, tables, out), 2 * row)
+    sizes, packed = (config.vocab_size, 598, 2), random(tokens, 3 * hidden)
+    products = token_qkv.BertQkvTables(*(random(n, 3 * hidden) for n in sizes), random(3 * hidden).float())
+    both, into = (tables, products), (out, packed)
+    call = lambda: token_qkv.embed_bert_qkv(ids, cu_seqlens, None, both, into)  # noqa: E731
+    yield Kernel("embed_bert_qkv", call, 8 * row)
     yield Kernel("add_layer_norm", lambda: norm.add_layer_norm(x, residual, layer.bias, layer, out), 3 * row)
     if tokens <= 512:
         partials, sums = random(4, tokens, hidden), random(2, tokens, 3 * hidden)
         call = lambda: norm.add_layer_norm(partials, residual, layer.bias, layer, out)  # noqa: E731
         yield Kernel("add_layer_norm of 4", call, 6 * row)
-        packed, qkv_bias = random(tokens, 3 * hidden), random(3 * hidden)
+        qkv_bias = random(3 * hidden)
         yield Kernel("add_bias of 2", lambda: activation.add_bias(sums, qkv_bias, packed), 9 * row)
     yield Kernel("bias_gelu", lambda: activation.bias_gelu(wide, bias, wide), 4 * tokens * inner)
     vectors = torch.zeros(len(cu_seqlens) - 1, hidden, device=DEVICE)
@@ -150,10 +159,10 @@ def encoder_kernels(config: ModelConfig, tokens: int) -> Iterator[Kernel]:
     )
     parts = absorbed.AbsorbedHeads(*random(3, hidden, hidden), *random(2, hidden), config.num_heads)
     if absorbed.absorbs(x, len(vectors), parts, wide.view(-1)):
-        into = replace(picked, scratch=wide.view(-1))
+        room = replace(picked, scratch=wide.view(-1))
         yield Kernel(
             "absorbed_attention",
-            lambda: absorbed.absorbed_attention(x, cu_seqlens, parts, query, into),
+            lambda: absorbed.absorbed_attention(x, cu_seqlens, parts, query, room),
             row + 6 * hidden * hidden,
         )
 
@@ -204,20 +213,6 @@ def time_kernels(config: ModelConfig, dtype: str) -> Iterator[dict[str, object]]
             gbps = kernel.moved_bytes / us / 1e3
             print(f"{tokens:6} tokens  {kernel.name:20} {us:9.2f} us  {gbps:7.0f} GB/s", flush=True)
             yield {"tokens": tokens, "kernel": kernel.name, "us": round(us, 2), "gb_per_s": round(gbps)}
-
-
-class NoAttention:
-    """Leaves its output as it is."""
-
-    name = "none"
-    capturable = True
-    plans = False
-
-    def plan(self, host_cu_seqlens: np.ndarray) -> None:
-        """Nothing to do."""
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, cu: Tensor, max_seqlen: int) -> None:
-        """Nothing to do."""
 
 
 def batch_of(num_seqs: int, length: int, attention: AttentionBackend) -> DeviceBatch:
@@ -323,7 +318,7 @@ def time_batch(
     vectors = torch.zeros(num_seqs, config.hidden_size, device=DEVICE)
     outputs = Outputs(vectors, torch.zeros_like(vectors, dtype=torch.int8) if config.quantizer else None)
     name = choose(model.attention_spec, BatchShape(tokens, num_seqs, length), tuple(backends))
-    batch, bare = (batch_of(num_seqs, length, one) for one in (backends[name], NoAttention()))
+    batch, bare = (batch_of(num_seqs, length, one) for one in (backends[name], _NoAttention()))
     replays = 2 if tokens > 8192 else 10
 
     def timed(enqueue: Callable[[], object]) -> float:
