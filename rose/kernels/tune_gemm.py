@@ -90,7 +90,8 @@ SHAPES = (
 class Problem:
     """The tensors of one shape at M rows; `consume` takes the product [M, N] or partial sums [K, M, N].
 
-    bias: [N]. ended: what products write that end by themselves: [M, N], or [M, N / 2] for SwiGLU.
+    bias: [N]. ended: what products write that end by themselves: [M, N], or [M, N / 2] for SwiGLU. add: of a
+    weight, where cuBLAS adds its product to the residual stream, which is then normed: both.
     """
 
     shape: Shape
@@ -99,6 +100,7 @@ class Problem:
     consume: Callable[[Tensor], None]
     bias: Tensor
     ended: Tensor
+    add: Callable[[Tensor], None] | None = None
 
     def enqueue(self, plan: GemmPlan | SkinnyPlan | None) -> None:
         """All weights' products, one after another, each with its consumer, launched as in a forward.
@@ -115,6 +117,8 @@ class Problem:
     def _product(self, weight: Tensor, plan: GemmPlan | SkinnyPlan | None, out: Tensor) -> None:
         if plan is None and self.shape.consumer == "bias":
             torch.addmm(self.bias, self.x, weight.T, out=self.ended)
+        elif plan is None and self.add is not None:
+            self.add(weight)
         elif plan is None:
             torch.mm(self.x, weight.T, out=out[0])
             self.consume(out[0])
@@ -133,15 +137,24 @@ def problem(shape: Shape, m: int, weights: Sequence[Tensor]) -> Problem:
     residual, out = _random(m, shape.n), _random(m, shape.n)
     ended = _random(m, shape.n // 2 if shape.consumer == "silu" else shape.n)
     weight, bias = _random(shape.n), _random(shape.n)
-    consume: dict[Consumer, Callable[[Tensor], None]] = {
+    norms: dict[Consumer, Callable[[Tensor | None], None]] = {
         "rms_norm": lambda y: add_rms_norm(y, residual, RmsNorm(weight, 1e-6), out),
         "layer_norm": lambda y: add_layer_norm(y, residual, bias, LayerNorm(weight, bias, 1e-5), out),
+    }
+    consume: dict[Consumer, Callable[[Tensor], None]] = {
+        **norms,
         "silu": lambda y: silu_mul(y, ended),
         "gelu": lambda y: bias_gelu(y, bias, ended),
         "bias": lambda y: add_bias(y, bias, ended),
         "rope": _rope(m, out),
     }
-    return Problem(shape, x, weights, consume[shape.consumer], bias, ended)
+
+    def add(factor: Tensor) -> None:
+        residual.addmm_(x, factor.T)
+        norms[shape.consumer](None)
+
+    in_stream = shape.consumer in norms
+    return Problem(shape, x, weights, consume[shape.consumer], bias, ended, add if in_stream else None)
 
 
 def _rope(m: int, qkv: Tensor) -> Callable[[Tensor], None]:

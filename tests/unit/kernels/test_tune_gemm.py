@@ -81,6 +81,26 @@ def test_every_way_computes_the_same(shape):
         torch.testing.assert_close(other, results[0], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("shape", tune_gemm.SHAPES, ids=lambda shape: shape.name)
+def test_cublas_adds_to_the_residual_stream_by_itself_as_it_serves(shape, monkeypatch):
+    normed = []
+    monkeypatch.setattr(tune_gemm, "_random", torch.randn)
+    monkeypatch.setattr(tune_gemm, "_rope", lambda m, qkv: lambda y: None)
+    for norm in ("add_rms_norm", "add_layer_norm"):
+        monkeypatch.setattr(tune_gemm, norm, lambda x, residual, *_: normed.append((x, residual.clone())))
+    weights = torch.randn(2, shape.n, shape.k)
+    one = tune_gemm.problem(shape, 3, list(weights))
+    one.enqueue(None)
+    if shape.consumer not in ("rms_norm", "layer_norm"):
+        assert not normed
+        return
+    (x, first), (_, second) = normed
+    assert x is None
+    torch.testing.assert_close(second - first, one.x @ weights[1].T, rtol=1e-3, atol=1e-3)
+    one.enqueue(GemmPlan(4, 16, 32, 64, 4, 4))
+    assert normed[-1][0].shape == (4, 3, shape.n) and torch.equal(normed[-1][1], second)
+
+
 def _timed(monkeypatch, us_of) -> None:
     """graph_us gives us_of(plan) microseconds a product, without running it."""
 

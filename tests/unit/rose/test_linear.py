@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.nn.functional import gelu, linear
 
@@ -53,6 +53,8 @@ def test_a_product_adds_by_itself_in_parts(rows: int, monkeypatch: pytest.Monkey
 
 
 @given(st.integers(8193, 32_768), st.integers(1, 1024))
+@example(32_768, 1024)
+@example(8193, 1024)
 def test_parts_are_few_and_about_equal(rows: int, width: int) -> None:
     part = _rows_a_part(rows, width)
     assert part <= 8192 and part % 128 == 0
@@ -65,6 +67,9 @@ def test_parts_are_few_and_about_equal(rows: int, width: int) -> None:
     st.tuples(st.integers(0, 131_072), st.integers(1025, 16_384))
     | st.tuples(st.integers(0, 8192) | st.integers(32_769, 131_072), st.integers(1, 1024))
 )
+@example((8193, 1025))
+@example((8192, 1024))
+@example((32_769, 1024))
 def test_few_rows_very_many_and_wide_ones_are_one_part(shape: tuple[int, int]) -> None:
     assert _rows_a_part(*shape) == max(shape[0], 1)
 
