@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn.functional import gelu, linear
 
 import rose.layers.linear
@@ -48,6 +50,17 @@ def test_a_product_adds_by_itself_in_parts(rows: int, monkeypatch: pytest.Monkey
     assert not Linear(weight, bias).add_to(residual, x)
     assert Linear(weight).add_to(residual, x)
     torch.testing.assert_close(residual, expected, rtol=1e-4, atol=1e-5)
+
+
+@given(st.integers(1, 40_000), st.sampled_from([384, 1024, 1025, 4096]))
+def test_parts_are_about_equal_and_few(num_rows: int, width: int) -> None:
+    rows = rose.layers.linear._rows_a_part(num_rows, width)
+    if width > 1024 or not 8192 < num_rows <= 32_768:
+        assert rows == num_rows
+        return
+    parts = -(-num_rows // rows)
+    assert rows <= 8192 and rows % 128 == 0 and parts <= -(-num_rows // 8192)
+    assert num_rows - (parts - 1) * rows > rows - 128 * parts
 
 
 def test_a_packed_product_leaves_the_sum_to_others() -> None:
