@@ -43,7 +43,7 @@ from rose.kernels.fused import gains_early
 from rose.kernels.gemm import fetches_early, gemm_plan
 from rose.kernels.timing import graph_us
 from rose.layers import decoder, encoder
-from rose.layers.compile_ahead import _NoAttention
+from rose.layers.compile_ahead import NoAttention
 from rose.layers.fp8_decoder import Fp8DecoderLayer
 from rose.layers.fp8_encoder import Fp8EncoderLayer
 from rose.layers.fp8_linear import Fp8Linear
@@ -318,7 +318,7 @@ def time_batch(
     vectors = torch.zeros(num_seqs, config.hidden_size, device=DEVICE)
     outputs = Outputs(vectors, torch.zeros_like(vectors, dtype=torch.int8) if config.quantizer else None)
     name = choose(model.attention_spec, BatchShape(tokens, num_seqs, length), tuple(backends))
-    batch, bare = (batch_of(num_seqs, length, one) for one in (backends[name], _NoAttention()))
+    batch, bare = (batch_of(num_seqs, length, one) for one in (backends[name], NoAttention()))
     replays = 2 if tokens > 8192 else 10
 
     def timed(enqueue: Callable[[], object]) -> float:

@@ -23,7 +23,7 @@ from rose.aot.products import HEAD_DIM, Epilogue, ProductKernel
 from rose.kernels.cuda.cubin import RESIDUAL_PRODUCT, ROTARY_PRODUCT
 from rose.kernels.cuda.library import cuda_library
 from rose.kernels.cuda.residual_product import ResidualProduct
-from rose.kernels.cuda.rotary_product import RotaryProduct, angle_order
+from rose.kernels.cuda.rotary_product import ANGLE_ORDER, RotaryProduct
 from rose.kernels.tables import in_use, read_choices
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 TABLE_PATH = Path(__file__).with_name("fused_h200.json")
 # Tiles of one column of the output that are computed one after another before the next column's: QuACK's own.
 _SWIZZLE = 8
+
+# Pairs of a head one after the other, as QuACK's kernels take their angles.
+ADJACENT = tuple(range(HEAD_DIM // 2))
 
 # (epilogue, n, k) of a product with a weight [n, k].
 FusedKey = tuple[Epilogue, int, int]
@@ -169,9 +172,9 @@ class FusedGemm:
         self._run(x, weight, out, None, angles, heads, columns.weight, columns.keep, *scales)
 
     @property
-    def angle_order(self) -> Sequence[int]:
+    def angle_order(self) -> tuple[int, ...]:
         """Which pair of a head's 64 each angle of a token is of, that `rope` takes."""
-        return angle_order() if self.kernel.own else range(HEAD_DIM // 2)
+        return ANGLE_ORDER if self.kernel.own else ADJACENT
 
     def _run(
         self,

@@ -35,7 +35,7 @@ _MAX_THREADS = 8
 _MAX_SEQS = 512
 
 
-class _NoAttention:
+class NoAttention:
     """A backend that leaves its output as it is."""
 
     name = "none"
@@ -51,7 +51,7 @@ class _NoAttention:
         """Nothing to do."""
 
 
-class _NoFp8Attention(_NoAttention):
+class _NoFp8Attention(NoAttention):
     """The same of heads in e4m3."""
 
     def forward_fp8(self, heads: Tensor, scales: Tensor, out: Tensor, cu_seqlens: Tensor) -> None:
@@ -84,7 +84,7 @@ def compile_ahead(model: Model, row_counts: Iterable[int]) -> None:
         write_empty_lists(model.attention_spec)
         counts = list(row_counts)
         for num_tokens in counts:
-            batch, outputs = _empty_step(model, BatchShape(num_tokens, 1, num_tokens), _NoAttention())
+            batch, outputs = _empty_step(model, BatchShape(num_tokens, 1, num_tokens), NoAttention())
             model.forward(batch, outputs)
             # Where tokens give something, the last layer takes all rows, and pooling is another kernel.
             if model.config.pooling in ("cls", "last") and model.config.token_outputs:
@@ -93,7 +93,7 @@ def compile_ahead(model: Model, row_counts: Iterable[int]) -> None:
             # A last layer that absorbs projections of a few long sequences has other kernels for short ones.
             if _absorbs(model.config) and num_tokens >= MIN_TOKENS:
                 many = BatchShape(num_tokens, 2 * num_tokens // MIN_LENGTH, num_tokens)
-                model.forward(*_empty_step(model, many, _NoAttention()))
+                model.forward(*_empty_step(model, many, NoAttention()))
             if model.attention_spec.fp8:
                 model.forward(replace(batch, attention=_NoFp8Attention()), outputs)
         for shape, attention in _triton_attention(model.attention_spec, counts):

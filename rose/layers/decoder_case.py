@@ -120,7 +120,7 @@ class DecoderCase:
         )
 
     def enqueue(self, way: Way, num_layers: int) -> Callable[[], object]:
-        """As Case.enqueue: the loop of rose.models.qwen3.
+        """As Case.enqueue: the loop of rose.models.qwen3, without its table of the first layer's QKV.
 
         Each run starts from the same rows: what layer after layer is added to becomes alike in all rows, and
         such numbers take less power than those of texts, so that ways that are slower for these look faster.

@@ -102,7 +102,10 @@ class EncoderCase:
         )  # fmt: skip
 
     def enqueue(self, way: Way, num_layers: int) -> Callable[[], object]:
-        """As Case.enqueue: the loop of rose.models.bert. Runs start from the same rows, as in DecoderCase."""
+        """As Case.enqueue: the loop of rose.models.bert, without its tables.
+
+        Runs start from the same rows, as in DecoderCase.
+        """
         lookup = lookup_of(products_of(self, way))
         layers = [self._layer_of(one, lookup) for one in self.weights[:num_layers]]
         batch = device_batch(self.sequences, self.attention[way["attention"] or ""], self.device)

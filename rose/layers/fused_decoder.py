@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from rose.aot.products import HEAD_DIM, HEAD_EPS, ROW_EPS
-from rose.kernels.cuda.rotary_product import angle_order
-from rose.kernels.fused import FusedGemm, FusedLookup, RopeColumns, fused_row_counts
+from rose.kernels.cuda.rotary_product import ANGLE_ORDER
+from rose.kernels.fused import ADJACENT, FusedGemm, FusedLookup, RopeColumns, fused_row_counts
 from rose.kernels.norm import add_rms_norm
 from rose.kernels.row_scale import row_scale
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from rose.layers.decoder import DecoderLayer
     from rose.layers.workspace import DecoderBuffers
 
-# Pairs one after the other, as QuACK's kernels take them.
-ADJACENT = tuple(range(HEAD_DIM // 2))
 # No tile has fewer columns: bounds the partial sums a row.
 _MIN_TILE = 16
 
@@ -77,7 +75,7 @@ class FusedDecoder:
         self._first: dict[int, FusedGemm | None] = {}
         self._qkv = [with_pairs_adjacent(layer.qkv, layer.rope) for layer in layers]
         self._columns = [rope_columns(layer.rope, layer.qkv.dtype) for layer in layers]
-        self._tables = {order: angle_table(first.rope, order) for order in (ADJACENT, tuple(angle_order()))}
+        self._tables = {order: angle_table(first.rope, order) for order in (ADJACENT, ANGLE_ORDER)}
         self._angles = torch.zeros(max_tokens, HEAD_DIM, dtype=torch.float16, device=device)
         self._scale = torch.zeros(max_tokens, device=device)
         self._sums = torch.zeros(max_tokens * (hidden // _MIN_TILE), device=device)
@@ -116,7 +114,7 @@ class FusedDecoder:
         """Of a token's angles, as the kernel takes them that makes QKV of so many tokens."""
         kernels = self._kernels(num_tokens)
         kernel = kernels.qkv if isinstance(kernels, _Kernels) else kernels
-        return ADJACENT if kernel is None else tuple(kernel.angle_order)
+        return ADJACENT if kernel is None else kernel.angle_order
 
     def begin(self, rows: DecoderBuffers) -> bool:
         """`prepare`, and rows.qkv of the first layer, normed and rotated, of rows.hidden.
@@ -129,7 +127,7 @@ class FusedDecoder:
             shape = self._layers[0].qkv.shape
             self._first[num_tokens] = self._lookup("unscaled-rope", num_tokens, *shape)
         kernel = self._first[num_tokens]
-        if kernel is None or tuple(kernel.angle_order) != self._order(num_tokens):
+        if kernel is None or kernel.angle_order != self._order(num_tokens):
             return False
         self._heads(kernel, 0, None, rows)
         return True

@@ -116,11 +116,9 @@ def _prepack(weight: Tensor) -> Tensor | None:
 
 
 def _rows_a_part(num_rows: int, width: int) -> int:
-    """Of parts that are about equal, in tiles of 128."""
-    if width > _PART_WIDTH or not _MOST_ROWS < num_rows <= _WHOLE_ROWS:
-        return max(num_rows, 1)
-    parts = -(-num_rows // _MOST_ROWS)
-    return -(-num_rows // (128 * parts)) * 128
+    """Rows of all parts but the last. Equal parts were slower: see docs/benchmarks/log.md."""
+    in_parts = width <= _PART_WIDTH and _MOST_ROWS < num_rows <= _WHOLE_ROWS
+    return _MOST_ROWS if in_parts else max(num_rows, 1)
 
 
 def _into(out: Tensor | None, y: Tensor) -> Tensor:

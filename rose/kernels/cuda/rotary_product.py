@@ -19,13 +19,11 @@ if TYPE_CHECKING:
 TOKENS = 128
 
 
-def angle_order() -> list[int]:
-    """Which rotated pair each of the 64 angles of a token is of, in the order that the kernel reads them.
-
-    Of a head's 16 pieces of 8 columns a lane has four pairs, one of each four; it reads those of the first 8
-    pieces at once, then the others.
-    """
-    return [4 * (8 * half + piece) + lane for half in range(2) for lane in range(4) for piece in range(8)]
+# Which rotated pair each of the 64 angles of a token is of, in the order that the kernel reads them: of each
+# of a head's 16 pieces of 8 columns a lane has one pair, and reads those of the first 8, then the others.
+ANGLE_ORDER = tuple(
+    4 * (8 * half + piece) + lane for half in range(2) for lane in range(4) for piece in range(8)
+)
 
 
 class RotaryProduct(PingpongProduct):
@@ -59,7 +57,7 @@ class RotaryProduct(PingpongProduct):
 
         factors: x [M, K], weight [N, K], the norms' weights [N], which the kernel in front must not make, and
         f32[M], factors of rows, or None. rotation: angles f16[M, 128], cosine and sine of each pair, pairs as
-        `angle_order` has them; and how many heads are rotated. Else bf16; all contiguous, at multiples of 16
+        ANGLE_ORDER has them; and how many heads are rotated. Else bf16; all contiguous, at multiples of 16
         bytes.
 
         Raises:

@@ -52,29 +52,6 @@ def near(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     assert error < ERRORS[dtype], error
 
 
-@pytest.mark.parametrize(
-    ("free", "total", "fits"), [(400, 4000, True), (399, 4000, False), (400, 3999, False)]
-)
-def test_a_table_takes_a_fortieth_of_the_memory_and_a_quarter_of_what_is_free(
-    free: int, total: int, fits: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A table of 100 elements; free, total: memory in elements."""
-    monkeypatch.undo()
-    embeddings = torch.zeros(10, 1, dtype=dtype)
-    assert not tables._has_room(embeddings, 10)  # on a CPU
-    unit = embeddings.element_size()
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * unit, total * unit))
-    assert tables._has_room(embeddings, 10) is fits
-
-
-def test_heads_with_a_bias_have_no_table(dtype: torch.dtype) -> None:
-    rope = QkRope(1, 1, 16, 1e-6, None, rope_table(16, 1e4, 8, "cpu"), torch.ones(48, dtype=dtype))
-    norm = RmsNorm(torch.ones(8, dtype=dtype), 1e-6)
-    words, weight = torch.ones(4, 8, dtype=dtype), torch.ones(48, 8, dtype=dtype)
-    assert tables.rotary_qkv_table(words, norm, weight, rope) is None
-
-
 @way
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("kind", ["normed", "large epsilons", "plain"])

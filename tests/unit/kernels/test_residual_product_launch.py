@@ -3,43 +3,36 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from rose.aot.products import RESIDUAL_PRODUCT
 from rose.kernels.cuda import cubin, pingpong
-from rose.kernels.cuda.library import CudaLibrary
 from rose.kernels.cuda.pingpong import FEATURES
 from rose.kernels.cuda.residual_product import TOKENS, ResidualProduct
 from rose.kernels.early import Early, launching
 from rose.kernels.fused import FusedGemm
 from tests.unit.kernels.fake_driver import FakeDriver
+from tests.unit.kernels.pingpong_fake import STREAM, driver_noting, library_of, on_stream
 
 # Of the kernel's parameters behind its four tensor maps.
 KINDS = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int)
 BF16 = torch.bfloat16
 
 
-def _read(parameters: int) -> list[object]:
-    pointers = (ctypes.c_void_p * (4 + len(KINDS))).from_address(parameters)
-    return [kind.from_address(at).value for kind, at in zip(KINDS, pointers[4:], strict=True)]
-
-
 @pytest.fixture
 def driver() -> FakeDriver:
-    return FakeDriver(_read)
+    return driver_noting(KINDS)
 
 
 @pytest.fixture(autouse=True)
 def _stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=77))
+    on_stream(monkeypatch)
 
 
 def _kernel(driver: FakeDriver) -> FusedGemm:
-    product = ResidualProduct(CudaLibrary(Path("some.cubin"), 0, driver), processors=133)
+    product = ResidualProduct(library_of(driver), processors=133)
     return FusedGemm(RESIDUAL_PRODUCT, product, 133)
 
 
@@ -54,7 +47,7 @@ def test_a_launch_says_where_all_is(driver: FakeDriver) -> None:
     partial = _kernel(driver).residual(x, weight, residual, columns, out, sums)
     (call,) = driver.launches
     assert (call.kernel, call.grid, call.block) == ("residual_160", (8, 1, 1), (384, 1, 1))
-    assert (call.shared, call.stream) == (227 * 1024, 77)
+    assert (call.shared, call.stream) == (227 * 1024, STREAM)
     assert (call.cluster, call.count) == ((2, 1, 1), 1)
     assert call.seen == [columns.data_ptr(), sums.data_ptr(), 300, 4, 3]
     assert (partial.data_ptr(), partial.shape) == (sums.data_ptr(), (300, 4))

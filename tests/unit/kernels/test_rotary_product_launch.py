@@ -3,41 +3,34 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from rose.aot.products import ROTARY_PRODUCT, UNSCALED_ROTARY_PRODUCT, ProductKernel
 from rose.kernels.cuda import cubin
-from rose.kernels.cuda.library import CudaLibrary
-from rose.kernels.cuda.rotary_product import TOKENS, RotaryProduct, angle_order
+from rose.kernels.cuda.rotary_product import ANGLE_ORDER, TOKENS, RotaryProduct
 from rose.kernels.fused import FusedGemm, RopeColumns
 from tests.unit.kernels.fake_driver import FakeDriver
+from tests.unit.kernels.pingpong_fake import STREAM, driver_noting, library_of, on_stream
 
 # Of the kernel's parameters behind its four tensor maps.
 KINDS = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int)
 BF16 = torch.bfloat16
 
 
-def _read(parameters: int) -> list[object]:
-    pointers = (ctypes.c_void_p * (4 + len(KINDS))).from_address(parameters)
-    return [kind.from_address(at).value for kind, at in zip(KINDS, pointers[4:], strict=True)]
-
-
 @pytest.fixture
 def driver() -> FakeDriver:
-    return FakeDriver(_read)
+    return driver_noting(KINDS)
 
 
 @pytest.fixture(autouse=True)
 def _stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=77))
+    on_stream(monkeypatch)
 
 
 def _gemm(driver: FakeDriver, kernel: ProductKernel) -> FusedGemm:
-    return FusedGemm(kernel, RotaryProduct(CudaLibrary(Path("some.cubin"), 0, driver), processors=133), 133)
+    return FusedGemm(kernel, RotaryProduct(library_of(driver), processors=133), 133)
 
 
 def _tensors(m: int, k: int) -> tuple[torch.Tensor, torch.Tensor, RopeColumns, torch.Tensor, torch.Tensor]:
@@ -55,7 +48,7 @@ def test_a_launch_says_where_all_is(kernel: ProductKernel, driver: FakeDriver) -
     _gemm(driver, kernel).rope(x, weight, columns, scale, angles, out)
     (call,) = driver.launches
     assert (call.kernel, call.grid, call.block) == ("rotary_128", (12, 1, 1), (384, 1, 1))
-    assert (call.shared, call.stream, call.cluster) == (227 * 1024, 77, (2, 1, 1))
+    assert (call.shared, call.stream, call.cluster) == (227 * 1024, STREAM, (2, 1, 1))
     assert call.seen == [columns.weight.data_ptr(), None if scale is None else scale.data_ptr(), 300, 4, 3, 3]
     # Sizes, strides in bytes and boxes: each of a pair of blocks fetches half of a tile's rows of x.
     assert driver.maps == [
@@ -76,7 +69,7 @@ def test_angles_of_other_rows_or_heads_are_refused(driver: FakeDriver) -> None:
 
 def test_each_pair_has_its_angle_where_its_lane_looks() -> None:
     """A lane has columns 8 i + 2 lane and the next of a row; it reads four angles, 16 bytes, at a time."""
-    order = angle_order()
+    order = ANGLE_ORDER
     assert sorted(order) == list(range(64))
     for lane in range(4):
         for part in range(4):

@@ -13,7 +13,7 @@ from rose.config import ModelConfig
 from rose.device_batch import DeviceBatch, Outputs
 from rose.kernels import dispatch
 from rose.kernels.absorbed import MIN_LENGTH, MIN_TOKENS
-from rose.layers.compile_ahead import _empty_step, _NoAttention, compile_ahead, row_counts
+from rose.layers.compile_ahead import NoAttention, _empty_step, compile_ahead, row_counts
 from rose.models.bert import BertModel
 from rose.weights import dummy_weights
 from tests.unit.rose.bert_cases import BERT, CPU
@@ -29,7 +29,7 @@ KINDS = {
 @pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
 def test_the_empty_step_fits_the_model(config: ModelConfig) -> None:
     model = BertModel(config, dummy_weights(config, 0, CPU), torch.float32, CPU, 32)
-    batch, outputs = _empty_step(model, BatchShape(16, 2, 16), _NoAttention())
+    batch, outputs = _empty_step(model, BatchShape(16, 2, 16), NoAttention())
     with torch.inference_mode():
         model.forward(batch, outputs)
     assert outputs.vectors.shape == (2, config.dimensions)
@@ -40,7 +40,7 @@ def test_the_empty_step_fits_the_model(config: ModelConfig) -> None:
 def test_the_empty_step_has_token_types_where_batches_have_them(num_types: int) -> None:
     config = replace(BERT, type_vocab_size=num_types)
     model = BertModel(config, dummy_weights(config, 0, CPU), torch.float32, CPU, 32)
-    types = _empty_step(model, BatchShape(16, 2, 16), _NoAttention())[0].token_type_ids
+    types = _empty_step(model, BatchShape(16, 2, 16), NoAttention())[0].token_type_ids
     if num_types == 1:
         assert types is None
     else:

@@ -12,14 +12,13 @@ from rose.aot.products import ROTARY_PRODUCT, UNSCALED_ROTARY_PRODUCT, Epilogue
 from rose.attention.sdpa import SdpaAttention
 from rose.config import ModelConfig
 from rose.device_batch import DeviceBatch, Outputs
-from rose.kernels.cuda.rotary_product import angle_order
-from rose.kernels.fused import FusedGemm, FusedLookup
+from rose.kernels.cuda.rotary_product import ANGLE_ORDER
+from rose.kernels.fused import ADJACENT, FusedGemm, FusedLookup
 from rose.kernels.norm import RmsNorm, add_rms_norm
 from rose.kernels.rope import QkRope, rope_table
 from rose.layers import projection, token_qkv
 from rose.layers.decoder import DecoderLayer
 from rose.layers.fused_decoder import (
-    ADJACENT,
     FusedDecoder,
     LayerWeights,
     angle_table,
@@ -124,7 +123,7 @@ def test_the_first_layer_has_its_heads_rotated_by_the_product_too() -> None:
     assert not fused.using(only(*WHOLE_BY_FACTORS)).begin(rows)
 
 
-@pytest.mark.parametrize("order", [ADJACENT, angle_order()], ids=["adjacent", "own"])
+@pytest.mark.parametrize("order", [ADJACENT, ANGLE_ORDER], ids=["adjacent", "own"])
 def test_angles_lie_in_the_order_that_is_asked_for(order: Sequence[int]) -> None:
     rope = layer_weights().rope
     table = angle_table(rope, order).view(64, -1, 2)
@@ -150,7 +149,7 @@ def test_a_first_product_that_reads_angles_in_another_order_is_left_out(own: tup
     fused = FusedDecoder(weights, TOKENS + 4, lookup)
     assert fused.takes(TOKENS) and fused.begin(rows) == (len(own) in (0, 2))
     assert len(calls) == (len(own) == 2)
-    expected = angle_table(weights[0].rope, angle_order() if "rope" in own else ADJACENT)
+    expected = angle_table(weights[0].rope, ANGLE_ORDER if "rope" in own else ADJACENT)
     assert torch.equal(fused._angles[:TOKENS], expected[rows.positions])
 
 

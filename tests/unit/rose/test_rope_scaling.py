@@ -23,8 +23,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from rose.config import load_config
 from rose.errors import ModelLoadError
 from rose.kernels.frequencies import frequencies
+from rose.kernels.fused import ADJACENT
 from rose.kernels.rope import QkRope, rope_table
-from rose.layers.fused_decoder import ADJACENT, angle_table
+from rose.layers.fused_decoder import angle_table
 from rose.reference.frequencies import scaled_frequencies
 from tests.unit.rose.parity import assert_same, resized, save_oracle
 
