@@ -11,7 +11,7 @@ import torch
 
 from cuda_utils.graph import GraphExec
 from cuda_utils.stream import CudaStream
-from rose.attention.base import BatchShape, begin
+from rose.attention.base import BatchShape
 from rose.attention.policy import GROWS_WITH_LONGEST, choose
 from rose.buckets import sequence_bucket
 from rose.device_batch import DeviceBatch, Outputs
@@ -171,7 +171,6 @@ class CudaForward:
             spans=spans,
         )
         with torch.inference_mode():
-            begin(batch.attention, batch.cu_seqlens, num_tokens)
             self._model.forward(batch, self._outputs(key))
             if self.delivers:
                 words = self._output_words[: -(-self.output_bytes(num_seqs) // 4)]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from rose.attention.base import begin
 from rose.heads.tokens import TokenHeads
 from rose.kernels.early import early_for, launching
 from rose.kernels.embedding import EmbeddedTokens, embed_tokens
@@ -88,12 +89,18 @@ class Qwen3Model:
     def forward(self, batch: DeviceBatch, outputs: Outputs) -> None:
         """Write the pooled vectors of `batch`, a row a sequence, to `outputs`."""
         num_tokens, keys = batch.num_tokens, self._keys
+        if not self._stacks(batch):
+            begin(batch.attention, batch.cu_seqlens, num_tokens)
         fetches, gains = fetches_early(num_tokens, keys), gains_early(num_tokens, keys)
         with launching(early_for(num_tokens, fetches, self.attention_spec.device, gains)):
             self._run(batch, self._workspace.rows(batch.num_tokens), outputs)
 
+    def _stacks(self, batch: DeviceBatch) -> bool:
+        """Whether all layers are one launch, which makes its own attention."""
+        return self._stack is not None and self._stack.takes(batch.num_tokens)
+
     def _run(self, batch: DeviceBatch, rows: DecoderBuffers, outputs: Outputs) -> None:
-        if self._stack is not None and self._stack.takes(batch.num_tokens):
+        if self._stack is not None and self._stacks(batch):
             self._embed(batch, rows)
             self._pool(batch, rows, self._stack(batch, rows), outputs)
             return
