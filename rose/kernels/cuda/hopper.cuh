@@ -345,7 +345,7 @@ __device__ __forceinline__ void store_gated(
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                      : "r"(stage + token * 64 + ((column ^ (token / 2 % 4)) * 16)));
-        *reinterpret_cast<uint4*>(out + static_cast<int64_t>(token) * width + column * 8) = value;
+        publish(out + static_cast<int64_t>(token) * width + column * 8, value);
     }
 }
 

@@ -102,26 +102,27 @@ struct Fragments {
         } while (!there);
     }
 
-    // Until all else is.
+    // All else, whether it is there or not.
     __device__ __forceinline__ void read(const __nv_bfloat16* qkv, int first, int tokens, int base, int stop) {
         constexpr int kPieces = H::kPieces;
         const int head = blockIdx.x % H::kQueryHeads, key = H::kQueryHeads + head / H::kGroup;
         const int group = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
-        bool there;
         const __nv_bfloat16* query_at = qkv + (first + group) * H::kQkvWidth + head * H::kHeadDim + column * 8;
         const __nv_bfloat16* key_at = qkv + (base + group) * H::kQkvWidth + key * H::kHeadDim + column * 8;
-        do {
-            there = true;
 #pragma unroll
-            for (int i = 0; i < 2 * kPieces; ++i) {
-                const int row = i / kPieces * 8, at = row * H::kQkvWidth + i % kPieces * 32;
-                look(queries[i / kPieces][i % kPieces], query_at + at, first + group + row < tokens);
-                look(keys[i / kPieces][i % kPieces], key_at + at, base + group + row < stop);
-            }
+        for (int i = 0; i < 2 * kPieces; ++i) {
+            const int row = i / kPieces * 8, at = row * H::kQkvWidth + i % kPieces * 32;
+            look(queries[i / kPieces][i % kPieces], query_at + at, first + group + row < tokens);
+            look(keys[i / kPieces][i % kPieces], key_at + at, base + group + row < stop);
+        }
+    }
+
+    __device__ __forceinline__ bool are_there() const {
+        bool there = true;
 #pragma unroll
-            for (int i = 0; i < 2 * kPieces; ++i)
-                there &= is_there(queries[i / kPieces][i % kPieces]) && is_there(keys[i / kPieces][i % kPieces]);
-        } while (!there);
+        for (int i = 0; i < 2 * H::kPieces; ++i)
+            there &= is_there(queries[i / H::kPieces][i % H::kPieces]) && is_there(keys[i / H::kPieces][i % H::kPieces]);
+        return there;
     }
 };
 
@@ -134,12 +135,24 @@ struct Values {
     __device__ __forceinline__ void read(const __nv_bfloat16* from, int keys) {
         const int group = threadIdx.x % 32 / 4, column = threadIdx.x % 4;
         const __nv_bfloat16* at = from + column * 2 * H::kQkvWidth + threadIdx.x / 32 * 16 + group * 2;
+        if (keys == kMaxTokens) {
 #pragma unroll
-        for (int i = 0; i < kWarps * 4; ++i) {
-            const int row = i / 4 * 16 + i / 2 % 2 * 8 + i % 2;
-            look(words[i / 4][i % 4], at + row * H::kQkvWidth, column * 2 + row < keys);
+            for (int i = 0; i < kWarps * 4; ++i) look(words[i / 4][i % 4], at + row_of(i) * H::kQkvWidth, true);
+            return;
+        }
+        // 16 rows at a time, one comparison for all of them where there are so many.
+#pragma unroll
+        for (int first = 0; first < kWarps * 4; first += 4) {
+            if (row_of(first) >= keys) break;
+            const int left = row_of(first) + 16 <= keys ? kMaxTokens : keys;
+#pragma unroll
+            for (int i = first; i < first + 4; ++i)
+                look(words[i / 4][i % 4], at + row_of(i) * H::kQkvWidth, column * 2 + row_of(i) < left);
         }
     }
+
+    // Of a thread's words, 4 in each 16 rows: its row, but for the thread's own part.
+    static constexpr __device__ int row_of(int i) { return i / 4 * 16 + i / 2 % 2 * 8 + i % 2; }
 
     __device__ __forceinline__ bool are_there() const {
         bool there = true;
@@ -304,6 +317,7 @@ __device__ __forceinline__ void attend(const __nv_bfloat16* qkv, const float2* s
         Fragments<H> fragments;
         if (H::kNormed) fragments.await(squares, first, tokens, base, bounds.last);
         fragments.read(qkv, first, tokens, base, bounds.last);
+        while (!fragments.are_there()) fragments.read(qkv, first, tokens, base, bounds.last);
         score(fragments, base, bounds, eps, scale, scores);
     }
     if (mixes) values.read<H>(value_at, keys);
