@@ -19,11 +19,11 @@ GPU = "H200"
 # Random weights in the models' shapes, bfloat16, token ids. Source: docs/benchmarks/h200.
 SPEEDS = (
     Speed("pplx-embed", 1024, 512, 1197),
-    Speed("pplx-embed", 1024, 1024, 542.4),
-    Speed("pplx-embed", 1024, 4096, 83.6),
-    Speed("bge-m3", 1024, 512, 1829),
-    Speed("bge-m3", 1024, 1024, 843.6),
-    Speed("bge-m3", 1024, 4096, 143.1),
+    Speed("pplx-embed", 1024, 1024, 543.9),
+    Speed("pplx-embed", 1024, 4096, 84.2),
+    Speed("bge-m3", 1024, 512, 1830),
+    Speed("bge-m3", 1024, 1024, 839.5),
+    Speed("bge-m3", 1024, 4096, 143.3),
     Speed("bge-base", 768, 50, 55_079),
     Speed("bge-base", 768, 512, 5109),
 )
