@@ -89,20 +89,20 @@ class Qwen3Model:
     def forward(self, batch: DeviceBatch, outputs: Outputs) -> None:
         """Write the pooled vectors of `batch`, a row a sequence, to `outputs`."""
         num_tokens, keys = batch.num_tokens, self._keys
-        if not self._stacks(batch):
+        if self._stack_for(batch) is None:
             begin(batch.attention, batch.cu_seqlens, num_tokens)
         fetches, gains = fetches_early(num_tokens, keys), gains_early(num_tokens, keys)
         with launching(early_for(num_tokens, fetches, self.attention_spec.device, gains)):
             self._run(batch, self._workspace.rows(batch.num_tokens), outputs)
 
-    def _stacks(self, batch: DeviceBatch) -> bool:
-        """Whether all layers are one launch, which makes its own attention."""
-        return self._stack is not None and self._stack.takes(batch.num_tokens)
+    def _stack_for(self, batch: DeviceBatch) -> DecoderStack | None:
+        """All layers in one launch, attention included, if it takes so many rows."""
+        return self._stack if self._stack is not None and self._stack.takes(batch.num_tokens) else None
 
     def _run(self, batch: DeviceBatch, rows: DecoderBuffers, outputs: Outputs) -> None:
-        if self._stack is not None and self._stacks(batch):
+        if (stack := self._stack_for(batch)) is not None:
             self._embed(batch, rows)
-            self._pool(batch, rows, self._stack(batch, rows), outputs)
+            self._pool(batch, rows, stack(batch, rows), outputs)
             return
         last, fused, num_tokens = self._layers[-1], self._fused, len(rows.hidden)
         whole = fused is not None and fused.takes(num_tokens)

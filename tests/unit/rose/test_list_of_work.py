@@ -1,4 +1,4 @@
-"""Attention's list of work: made once a batch, before its first layer, and not where one launch does all layers."""
+"""Attention's list of work: made once a batch, before its layers, and not where one launch does them all."""
 
 from __future__ import annotations
 
