@@ -11,13 +11,14 @@ import torch
 
 from cuda_utils.graph import GraphExec
 from cuda_utils.stream import CudaStream
-from rose.attention.base import BatchShape
+from rose.attention.base import BatchShape, begin
 from rose.attention.policy import GROWS_WITH_LONGEST, choose
 from rose.buckets import sequence_bucket
 from rose.device_batch import DeviceBatch, Outputs
 from rose.errors import EngineDeadError
 from rose.graph_runner import CaptureError, GraphKey
 from rose.kernels import delivery, dispatch
+from rose.models.one_launch import in_one_launch
 from rose.staging import StagingLayout, StagingSlot
 from rose.step_errors import as_engine_error
 
@@ -171,6 +172,8 @@ class CudaForward:
             spans=spans,
         )
         with torch.inference_mode():
+            if not in_one_launch(self._model, num_tokens):
+                begin(batch.attention, batch.cu_seqlens, num_tokens)
             self._model.forward(batch, self._outputs(key))
             if self.delivers:
                 words = self._output_words[: -(-self.output_bytes(num_seqs) // 4)]

@@ -220,7 +220,7 @@ def batch_of(num_seqs: int, length: int, attention: AttentionBackend) -> DeviceB
     cu_seqlens = offsets(num_seqs, length)
     host = cu_seqlens.cpu().numpy()
     attention.plan(host)
-    begin(attention, cu_seqlens, num_seqs * length)  # forwards make their own, attention alone does not
+    begin(attention, cu_seqlens, num_seqs * length)
     ids = torch.randint(0, 100_000, (num_seqs * length,), device=DEVICE).int()
     return DeviceBatch(ids, cu_seqlens, None, host, length, attention)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rose.attention.base import begin
 from rose.heads.embedding import EmbeddingHead
 from rose.heads.splade import SpladeHead
 from rose.heads.tokens import TokenHeads
@@ -92,24 +91,22 @@ class BertModel:
             run_by_length(batch, outputs, self._run)
             return
         num_tokens, keys = batch.num_tokens, self._keys
-        if self._stack_for(batch) is None:
-            begin(batch.attention, batch.cu_seqlens, num_tokens)
         fetches, gains = fetches_early(num_tokens, keys), gains_early(num_tokens, keys)
         with launching(early_for(num_tokens, fetches, self.attention_spec.device, gains)):
             self._run(batch, outputs)
 
-    def _stack_for(self, batch: DeviceBatch) -> EncoderStack | None:
-        """All layers in one launch, attention included, if it takes so many rows."""
-        return self._stack if self._stack is not None and self._stack.takes(batch.num_tokens) else None
+    def in_one_launch(self, num_tokens: int) -> bool:
+        """See OneLaunch."""
+        return self._stack is not None and self._stack.takes(num_tokens)
 
     def _run(self, batch: DeviceBatch, outputs: Outputs) -> None:
         buffers, word = self._buffers.rows(batch.num_tokens), self._tables.word
         hidden = buffers.hidden
         if hidden is None:
             hidden = word.new_empty(batch.num_tokens, word.shape[1])
-        if (stack := self._stack_for(batch)) is not None:
+        if self._stack is not None and self.in_one_launch(batch.num_tokens):
             embed_bert(batch.input_ids, batch.cu_seqlens, batch.token_type_ids, self._tables, hidden)
-            stack(batch, hidden, buffers)
+            self._stack(batch, hidden, buffers)
             self._head(hidden, batch.bounds, self._head.which, outputs)
             return
         qkv = self._embed(batch, hidden, buffers)

@@ -9,7 +9,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from rose.attention.base import begin
 from rose.heads.tokens import TokenHeads
 from rose.kernels.early import early_for, launching
 from rose.kernels.embedding import EmbeddedTokens, embed_tokens
@@ -89,20 +88,18 @@ class Qwen3Model:
     def forward(self, batch: DeviceBatch, outputs: Outputs) -> None:
         """Write the pooled vectors of `batch`, a row a sequence, to `outputs`."""
         num_tokens, keys = batch.num_tokens, self._keys
-        if self._stack_for(batch) is None:
-            begin(batch.attention, batch.cu_seqlens, num_tokens)
         fetches, gains = fetches_early(num_tokens, keys), gains_early(num_tokens, keys)
         with launching(early_for(num_tokens, fetches, self.attention_spec.device, gains)):
             self._run(batch, self._workspace.rows(batch.num_tokens), outputs)
 
-    def _stack_for(self, batch: DeviceBatch) -> DecoderStack | None:
-        """All layers in one launch, attention included, if it takes so many rows."""
-        return self._stack if self._stack is not None and self._stack.takes(batch.num_tokens) else None
+    def in_one_launch(self, num_tokens: int) -> bool:
+        """See OneLaunch."""
+        return self._stack is not None and self._stack.takes(num_tokens)
 
     def _run(self, batch: DeviceBatch, rows: DecoderBuffers, outputs: Outputs) -> None:
-        if (stack := self._stack_for(batch)) is not None:
+        if self._stack is not None and self.in_one_launch(batch.num_tokens):
             self._embed(batch, rows)
-            self._pool(batch, rows, stack(batch, rows), outputs)
+            self._pool(batch, rows, self._stack(batch, rows), outputs)
             return
         last, fused, num_tokens = self._layers[-1], self._fused, len(rows.hidden)
         whole = fused is not None and fused.takes(num_tokens)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rose.models.one_launch import in_one_launch
+
 if TYPE_CHECKING:
     from rose.attention.base import AttentionSpec
     from rose.config import ModelConfig
@@ -20,6 +22,10 @@ class StagedModel:
         self.attention_spec: AttentionSpec = model.attention_spec
         self._model = model
         self._stages = stages
+
+    def in_one_launch(self, num_tokens: int) -> bool:
+        """See OneLaunch: as `model`."""
+        return in_one_launch(self._model, num_tokens)
 
     def forward(self, batch: DeviceBatch, outputs: Outputs) -> None:
         """Write outputs.vectors f32[S, D], D being what the last stage gives."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rose.attention.base import AttentionBackend
+from rose.attention.base import AttentionBackend, begin
 from rose.config import ModelConfig
 from rose.device_batch import DeviceBatch, Outputs
 from rose.models.registry import Model
@@ -42,6 +42,7 @@ class LoadedModel:
         ids[: offsets[-1]] = torch.from_numpy(np.concatenate(sequences))
         self.attention.plan(offsets)
         cu_seqlens = torch.from_numpy(offsets).to(CUDA)
+        begin(self.attention, cu_seqlens, padded_to)
         return DeviceBatch(ids.to(CUDA), cu_seqlens, None, offsets, padded_to, self.attention)
 
     def outputs(self, num_seqs: int) -> Outputs:

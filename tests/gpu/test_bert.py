@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rose.attention.backends import load_backends
+from rose.attention.base import begin
 from rose.config import load_config
 from rose.device_batch import DeviceBatch
 from rose.kernels.early import Early
@@ -98,6 +99,7 @@ def test_more_sequences_than_rows(loaded: Loaded) -> None:
     loaded.attention.plan(offsets)
     ids = torch.from_numpy(np.concatenate(sequences)).cuda()
     batch = DeviceBatch(ids, torch.from_numpy(offsets).cuda(), None, offsets, 16, loaded.attention)
+    begin(loaded.attention, batch.cu_seqlens, 16)
     outputs = loaded.outputs(32)
     with torch.inference_mode():
         loaded.model.forward(batch, outputs)

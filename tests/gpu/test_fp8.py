@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rose.aot.products import ProductKernel
 from rose.attention.backends import load_backends
+from rose.attention.base import begin
 from rose.batch import RaggedBatch
 from rose.config import ModelConfig, load_config
 from rose.device_batch import DeviceBatch, Outputs
@@ -198,6 +199,7 @@ def _batch(
     backend = backends[attention or next(iter(backends))]
     backend.plan(offsets)
     cu_seqlens = torch.from_numpy(offsets).to(CUDA)
+    begin(backend, cu_seqlens, padded_to)
     return DeviceBatch(ids.to(CUDA), cu_seqlens, None, offsets, padded_to, backend)
 
 
@@ -274,6 +276,7 @@ def test_one_graph_serves_batches_of_any_lengths(attention: str | None) -> None:
         model.forward(batch, held)
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):
+            begin(batch.attention, batch.cu_seqlens, 512)
             model.forward(batch, held)
     for lengths in ([512, 0, 0, 0, 0], [1, 100, 3, 300, 50], [7, 0, 9, 0, 1]):
         other = _batch(model, _sequences(model.config, lengths), 512, attention)
