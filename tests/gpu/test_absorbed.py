@@ -13,7 +13,6 @@ from rose.kernels.absorbed import AbsorbedHeads, absorbed_attention, scratch_ele
 from rose.kernels.early import Early, launching
 from rose.kernels.jit import absorbed as jit
 from rose.kernels.one_query import OneQuery, PickedRows
-from tests.gpu.loaded_model import nothing_allocated
 
 pytestmark = pytest.mark.gpu
 
@@ -134,17 +133,7 @@ def test_the_same_bits_again(lengths):
 @pytest.mark.parametrize("num_tokens", [1024, 2560, 16_384])
 def test_replays_with_other_lengths(num_tokens):
     case = Case.of(num_tokens, 16, BGE_M3)
-    case.set([num_tokens])
-    case.run()
-    with nothing_allocated():
-        case.run()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        case.run()
-    most = num_tokens - 15
-    for lengths in ([num_tokens], [1] * 16, [0, most, 0, 3], [num_tokens // 16] * 16, [1] * 15 + [most], []):
-        case.set(lengths)
-        graph.replay()
+    for lengths in replays_of(case, num_tokens):
         case.check(lengths)
 
 

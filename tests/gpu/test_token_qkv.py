@@ -21,7 +21,7 @@ from rose.kernels.token_qkv import (
     embed_bert_qkv,
     embed_rotary_qkv,
 )
-from tests.gpu.loaded_model import nothing_allocated
+from tests.gpu.replays import replays_of
 
 pytestmark = pytest.mark.gpu
 
@@ -189,15 +189,5 @@ def test_the_same_bits_again(kind):
 @pytest.mark.parametrize("num_tokens", [64, 2560, 16_384])
 def test_replays_with_other_lengths(num_tokens, kind):
     case = kind(num_tokens, 16)
-    case.set([num_tokens])
-    case.run()
-    with nothing_allocated():
-        case.run()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        case.run()
-    most = num_tokens - 15
-    for lengths in ([num_tokens], [1] * 16, [0, most, 0, 3], [num_tokens // 16] * 16, [1] * 15 + [most], []):
-        case.set(lengths)
-        graph.replay()
+    for _ in replays_of(case, num_tokens):
         case.check()

@@ -64,8 +64,8 @@ __device__ __forceinline__ void store_pieces(uint32_t area, int pair, const uint
                  : "memory");
 }
 
-// A token's 16 cosines and sines of this lane's pairs, one of each piece of 8 columns, in the order that rotary_product.py gives
-// them: of each half of the head 8 for every lane of a quad.
+// A token's 16 cosines and sines of this lane's pairs, one of each piece of 8 columns, in the order that
+// rotary_product.py gives them: of each half of the head 8 for every lane of a quad.
 __device__ __forceinline__ void load_angles(uint32_t area, int row, uint4 (&angles)[4]) {
 #pragma unroll
     for (int part = 0; part < 4; ++part) {

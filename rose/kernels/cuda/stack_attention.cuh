@@ -118,10 +118,11 @@ struct Fragments {
     }
 
     __device__ __forceinline__ bool are_there() const {
+        constexpr int kPieces = H::kPieces;
         bool there = true;
 #pragma unroll
-        for (int i = 0; i < 2 * H::kPieces; ++i)
-            there &= is_there(queries[i / H::kPieces][i % H::kPieces]) && is_there(keys[i / H::kPieces][i % H::kPieces]);
+        for (int i = 0; i < 2 * kPieces; ++i)
+            there &= is_there(queries[i / kPieces][i % kPieces]) && is_there(keys[i / kPieces][i % kPieces]);
         return there;
     }
 };
