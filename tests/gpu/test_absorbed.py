@@ -13,6 +13,7 @@ from rose.kernels.absorbed import AbsorbedHeads, absorbed_attention, scratch_ele
 from rose.kernels.early import Early, launching
 from rose.kernels.jit import absorbed as jit
 from rose.kernels.one_query import OneQuery, PickedRows
+from tests.gpu.replays import replays_of
 
 pytestmark = pytest.mark.gpu
 
