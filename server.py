@@ -16,6 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+if __name__ == "__main__" and sys.argv[1:2] != ["corpus"]:  # whose processes exchange what they import
+    from rose.aot.compiled_loop import use_compiled_loop
+
+    LOOP = use_compiled_loop()
+else:
+    LOOP = "interpreted"
+
 import uvloop
 
 from gateway import flags as gateway_flags
@@ -154,6 +161,7 @@ def describe(options: ServerOptions) -> dict[str, object]:
     settings["tokenizer"] = str(options.tokenizer) if options.tokenizer else "the model's own"
     for name, value in settings["listen"].items():
         settings["listen"][name] = str(value) if isinstance(value, Path) else value
+    settings["loop"] = LOOP
     settings["gateway"]["api_keys"] = len(options.gateway.api_keys)
     if options.replicas is not None:
         settings["replicas"] = options.replicas.describe()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
+from typing import ClassVar
 
 from gateway.errors import ErrorKind
 
@@ -19,7 +20,7 @@ class Durations:
 
     __slots__ = ("counts", "total")
 
-    bounds = SECONDS_BOUNDS
+    bounds: ClassVar[tuple[float, ...]] = SECONDS_BOUNDS
 
     def __init__(self) -> None:
         self.counts = [0] * (len(SECONDS_BOUNDS) + 1)

@@ -64,6 +64,10 @@ class ActivationReset:
         self._forward.run(batch.key, batch.slot)
         return max(num_tokens, batch.key.num_tokens)
 
+    def close(self) -> None:
+        """Let go of its slots; nothing is overwritten any more."""
+        self._batches.clear()
+
 
 def _staged(forward: Forward, info: EngineInfo, slot: StagingSlot, num_tokens: int, num_seqs: int) -> _Batch:
     batch = synthetic_batch(replace(info, max_batch_tokens=num_tokens), num_tokens, num_seqs)

@@ -105,7 +105,7 @@ class GraphEngine:
         if self._dead is not None:
             raise EngineDeadError(self._dead)
         longest = self._limits.check(batch)
-        if get_ident() != self._thread:
+        if get_ident() != self._bound_thread:
             self._bind_thread()
         return self._launch(batch, longest)
 
@@ -114,7 +114,7 @@ class GraphEngine:
 
         When a step is about to end: the next one then finds its code and objects in the processor's caches.
         """
-        if self._rehearsal is not None and self._dead is None and get_ident() == self._thread:
+        if self._rehearsal is not None and self._dead is None and get_ident() == self._bound_thread:
             shape = self._shape_of(batch, self._limits.check(batch))
             self._rehearsal.run(batch, shape.key)
 
@@ -147,7 +147,7 @@ class GraphEngine:
         if self._rehearsal is not None:
             self._rehearsal.close()
             self._rehearsal = None  # its slot
-        del self._reset  # its slots
+        self._reset.close()
         self._runner.close()
         self._forward.destroy_retired(self._forward.launches)
         self._staging.close()
@@ -263,7 +263,7 @@ class GraphEngine:
 
     def _bind_thread(self) -> None:
         self._nouns.bind_thread()
-        self._thread = get_ident()
+        self._bound_thread = get_ident()
 
     def _staging_slots(self, count: int) -> list[StagingSlot]:
         layout = self._forward.layout

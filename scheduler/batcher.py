@@ -11,11 +11,11 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Protocol, runtime_checkable
 
 from rose.batch import NO_TOKEN_OUTPUTS, Engine, Int32, RaggedBatch, RaggedIds, TokenOutput
 from rose.errors import EngineDeadError, OutOfMemoryError, StepError
 from scheduler.admission import check_job, check_room
+from scheduler.capturing import capturing
 from scheduler.errors import Draining, EngineDead, SchedulerError, StepFailed, StepOutOfMemory
 from scheduler.inflight import InFlight, Step
 from scheduler.job import Job, JobResult, Run, outcome, scatter
@@ -30,13 +30,6 @@ _TIMER_GRAIN_S = 0.001  # loops round timers to milliseconds; what is nearer tha
 
 # Between two looks at the deadlines, a job. A look takes 0.1 µs a job: 5 % of the loop's time at worst.
 _EXPIRY_PAUSE_S = 2e-6
-
-
-@runtime_checkable
-class CapturingEngine(Protocol):
-    """An engine that may stall the loop to capture a graph; told whether that would delay little."""
-
-    capture_freely: bool
 
 
 class Batcher:
@@ -55,7 +48,7 @@ class Batcher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
-        self._capturing = engine if isinstance(engine, CapturingEngine) else None
+        self._capturing = capturing(engine)
         self._info = engine.info
         self._options = options
         self._on_dead = on_dead
