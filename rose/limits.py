@@ -93,7 +93,7 @@ class StepLimits:
             yield batch.token_type_ids, max(self.type_vocab_size, 1), "token type"
 
     def _check_token_outputs(self, batch: RaggedBatch) -> None:
-        unknown = sorted(batch.token_outputs - self.token_bytes.keys())
+        unknown = sorted(kind for kind in batch.token_outputs if kind not in self.token_bytes)
         if unknown:
             raise StepError(f"batch asks for {unknown[0]} of its tokens; this model does not give it")
         nbytes = batch.num_tokens * sum(self.token_bytes[kind] for kind in batch.token_outputs)

@@ -94,7 +94,7 @@ def check_token_outputs(
     Raises:
         ValueError: see above.
     """
-    unknown = sorted(token_outputs - info.token_outputs.keys())
+    unknown = sorted(kind for kind in token_outputs if kind not in info.token_outputs)
     if unknown:
         raise ValueError(f"the engine gives no {unknown[0]} of a token")
     most = info.most_tokens(token_outputs)

@@ -24,8 +24,8 @@ SUBFOLDER = "loop"
 RECORD_NAME = "loop.json"
 GROUP = "bouquet_loop"
 ROOMS = ("cuda_utils", "gateway", "rose", "scheduler")
-# What runs for every request. Not what inherits from aiohttp or is a schema of msgspec's, which are compiled
-# already and expect classes of the interpreter's.
+# What runs for every request, and what inherits from that: an interpreted class cannot. Not what inherits
+# from aiohttp or is a schema of msgspec's: those want classes of the interpreter.
 MODULES = (
     "cuda_utils.completion",
     "cuda_utils.lazy_tensor",
@@ -40,6 +40,7 @@ MODULES = (
     "gateway.pipeline",
     "gateway.plain_head",
     "gateway.rendering",
+    "gateway.replicas.chunks",
     "gateway.routes.openai",
     "rose.batch",
     "rose.buckets",

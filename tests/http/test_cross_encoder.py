@@ -289,18 +289,21 @@ class Counting(HuggingFaceTokenizer):
 @pytest.mark.parametrize(
     ("path", "body", "template"),
     [
-        ("/rerank", {"query": QUERY, "texts": [LONG]}, None),
+        ("/rerank", {"query": QUERY, "texts": [LONG]}, "pair"),
         ("/rerank", {"query": QUERY, "texts": [LONG]}, "qwen3"),
-        ("/score", {"text_1": QUERY, "text_2": LONG}, None),
-        ("/predict", {"inputs": LONG}, None),
-        ("/predict", {"inputs": [[QUERY, LONG]]}, None),
+        ("/score", {"text_1": QUERY, "text_2": LONG}, "pair"),
+        ("/predict", {"inputs": LONG}, "pair"),
+        ("/predict", {"inputs": [[QUERY, LONG]]}, "pair"),
     ],
 )
 async def test_a_beginning_that_is_cut_off_is_not_tokenised(
-    path: str, body: dict[str, Any], template: str | None
+    path: str, body: dict[str, Any], template: str
 ) -> None:
     info = replace(fake_info(dimensions=1), task="score", labels=("score",), score_template=template)
-    engine, tokenizer = FakeEngine(info=info), Counting(chat_tokenizer() if template else bert_tokenizer())
+    engine, tokenizer = (
+        FakeEngine(info=info),
+        Counting(chat_tokenizer() if template == "qwen3" else bert_tokenizer()),
+    )
     async with serving(engine=engine, tokenizer=tokenizer) as server:
         cut_left = {**body, "truncate": True, "truncation_direction": "left"}
         assert (await server.embed(cut_left, path=path)).status == 200

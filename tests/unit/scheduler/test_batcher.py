@@ -319,6 +319,7 @@ def test_a_step_that_ended_unseen_behind_another_teaches_nothing() -> None:
     run_virtual(scenario())
 
 
+@pytest.mark.interpreted
 def test_polling_the_end_of_a_step_takes_at_most_the_timers_grain() -> None:
     """While something waits for a long step, the loop sleeps; it is not turned all the time."""
 
