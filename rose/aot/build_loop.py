@@ -25,6 +25,7 @@ from rose.aot.compiled_loop import (
     RECORD_NAME,
     built_folder,
     digest,
+    is_current,
     source_root,
     sources,
 )
@@ -131,7 +132,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, default=default_output(), help="folder to write (default: %(default)s)"
     )
+    parser.add_argument("--if-needed", action="store_true", help="not if these sources are built already")
     arguments = parser.parse_args(argv)
+    if arguments.if_needed and is_current(built_folder(arguments.out)):
+        return 0
     started = time.monotonic()
     built = build(arguments.out)
     size = sum(path.stat().st_size for path in built.rglob("*") if path.is_file())
