@@ -35,15 +35,15 @@ SHAPES = ((1, 128), (1, 512), (1, 4096), (16, 512))
 WARM_STEPS, STEPS = 4, 5
 # What a kernel's name says of it, the first that fits.
 KINDS = (
-    ("all layers", r"(de|en)coder_stack"),
-    ("attention", r"flash|attention|prefill|one_query|add_splits|absorb|_tiles|project_values"),
-    ("product", r"gemm|nvjet|cutlass|skinny|cublas|splitk"),
+    ("all layers", r"(de|en)coder_(stack|wide)"),
+    ("attention", r"flash|attention|chained|_list|prefill|one_query|add_splits|absorb|_tiles|project_values"),
+    ("product", r"gemm|nvjet|cutlass|skinny|cublas|splitk|^rotary_\d|^residual_\d"),
     ("rotation", r"rope"),
     ("norm", r"norm|row_scale"),
     ("activation", r"silu|gelu|swiglu"),
     ("pooling, delivery", r"pool|parts|mean|deliver|pick|quant"),
     ("embedding", r"embed|gather|index"),
-    ("copy", r"memcpy|memset"),
+    ("copy", r"memcpy|memset|fillfunc"),
 )
 NAME_WIDTH = 70
 
