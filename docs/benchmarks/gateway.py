@@ -28,8 +28,7 @@ from urllib.request import urlopen
 import msgspec
 import numpy as np
 import uvloop
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from as_served import LOOP
 
 from gateway.app import create_app
 from gateway.listener import listen
@@ -263,7 +262,12 @@ def main() -> None:
         sys.stdout.write(f"{case.name:30}{' '.join(columns)}\n")
     ours.send("stop")
     server.join(10)
-    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()}
+    machine = {
+        "loop": LOOP,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
     if arguments.output:
         record = {"machine": machine, "in_flight": arguments.in_flight, "cases": figures}
         arguments.output.write_text(json.dumps(record, indent=2) + "\n")

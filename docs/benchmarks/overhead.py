@@ -30,7 +30,6 @@ import platform
 import pstats
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
@@ -39,9 +38,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import uvloop
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
+from as_served import LOOP
 from timed_device import INFO, VOCAB, engine_of
 
 from gateway.app import create_app
@@ -307,7 +304,12 @@ def main() -> None:
         report[title] = over_http(device_ms / 1e3, arguments.rounds)
         show(title, report[title])
     if arguments.output:
-        machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]}
+        machine = {
+            "loop": LOOP,
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "load": os.getloadavg()[0],
+        }
         arguments.output.write_text(json.dumps({"machine": machine, **report}, indent=1) + "\n")
 
 
