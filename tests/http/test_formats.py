@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -82,9 +83,8 @@ async def test_json_floats_are_the_float32_values_in_few_digits(server: Served) 
 async def test_cut_first_then_normalised_when_on(
     by_default: bool, dimensions: int | None, normalize: bool | None
 ) -> None:
-    info = fake_info()
-    fields = {name: getattr(info, name) for name in info.__slots__} | {"normalize": by_default}
-    async with serving(engine=FakeEngine(info=type(info)(**fields))) as server:
+    info = replace(fake_info(), normalize=by_default)
+    async with serving(engine=FakeEngine(info=info)) as server:
         reply = await ask(server, JSON, JSON, dimensions=dimensions, normalize=normalize)
         on = by_default if normalize is None else normalize
         rows = [expected(row, dimensions or 8, on) for row in ROWS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -144,7 +145,7 @@ async def test_a_tokenizer_that_knows_more_ids_than_the_model_cannot_reach_it(
     tokenizer: HuggingFaceTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     info = fake_info()
-    small = FakeEngine(info=type(info)(**{**_fields(info), "vocab_size": 257}))
+    small = FakeEngine(info=replace(info, vocab_size=257))
     async with serving(engine=small, tokenizer=tokenizer) as server:
         reply = await server.embed({"input": "a"})
         assert reply.status == 400
@@ -165,7 +166,7 @@ async def test_limits_follow_the_options(tokenizer: HuggingFaceTokenizer) -> Non
 
 
 async def test_a_hundred_inputs_of_4096_tokens_are_one_request() -> None:
-    engine = FakeEngine(info=type(fake_info())(**{**_fields(fake_info()), "max_model_len": 4096}))
+    engine = FakeEngine(info=replace(fake_info(), max_model_len=4096))
     async with serving(engine=engine) as server:
         reply = await server.embed({"input": [[7] * 4096] * 100, "encoding_format": "base64"})
         assert reply.status == 200, reply.body
@@ -174,11 +175,7 @@ async def test_a_hundred_inputs_of_4096_tokens_are_one_request() -> None:
 
 async def test_a_step_smaller_than_the_model_sets_the_limit() -> None:
     info = fake_info()
-    engine = FakeEngine(info=type(info)(**{**_fields(info), "max_batch_tokens": 100}))
+    engine = FakeEngine(info=replace(info, max_batch_tokens=100))
     async with serving(engine=engine) as server:
         assert (await server.embed({"input": [1] * 100})).status == 200
         assert "at most 100" in (await server.embed({"input": [1] * 101})).error["message"]
-
-
-def _fields(info: Any) -> dict[str, Any]:
-    return {name: getattr(info, name) for name in info.__slots__}

@@ -73,6 +73,7 @@ async def test_errors_reach_the_client_as_its_own(
     assert caught.value.request_id
 
 
+@pytest.mark.interpreted
 async def test_the_client_comes_back_when_told_to(locked: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     run, refused = locked.batcher.run, []
 

@@ -283,6 +283,7 @@ async def test_vectors_that_are_not_finite_are_never_served(
     await server.assert_works()
 
 
+@pytest.mark.interpreted
 async def test_a_defect_of_ours_is_500_logged_and_not_told(
     server: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
