@@ -3,7 +3,7 @@
 # make test-browser  the page at / in Chromium and Firefox; BROWSER_ARGS="--screenshots docs/images" keeps pictures
 # make test-clients  unmodified clients of other servers' APIs against the real server, in environments of their own
 #
-# make compiled  the loop's own code compiled, a third to two fifths less time a request; make test-compiled  the tests on it
+# make compiled  the event loop's own code, compiled by mypyc; make test-compiled  the tests on it
 #
 # make test-ray  corpora on a Ray cluster of two nodes on loopback: installs 600 MB, takes minutes
 #

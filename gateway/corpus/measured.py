@@ -18,13 +18,13 @@ class Speed(NamedTuple):
 GPU = "H200"
 # Random weights in the models' shapes, bfloat16, token ids. Source: docs/benchmarks/h200.
 SPEEDS = (
-    Speed("pplx-embed", 1024, 512, 1197),
-    Speed("pplx-embed", 1024, 1024, 543.9),
-    Speed("pplx-embed", 1024, 4096, 84.2),
-    Speed("bge-m3", 1024, 512, 1830),
-    Speed("bge-m3", 1024, 1024, 839.5),
-    Speed("bge-m3", 1024, 4096, 143.3),
-    Speed("bge-base", 768, 50, 55_079),
+    Speed("pplx-embed", 1024, 512, 1178),
+    Speed("pplx-embed", 1024, 1024, 535.9),
+    Speed("pplx-embed", 1024, 4096, 82.8),
+    Speed("bge-m3", 1024, 512, 1791),
+    Speed("bge-m3", 1024, 1024, 826.7),
+    Speed("bge-m3", 1024, 4096, 139.4),
+    Speed("bge-base", 768, 50, 55_963),
     Speed("bge-base", 768, 512, 5109),
 )
 # Bytes of text a second that are read to count lines, of one file, on one core of a Xeon.
