@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -86,19 +87,31 @@ def test_statements_of_several_lines_leave_empty_ones() -> None:
     assert for_mypyc(source) == "class A:\n    pass\n\n  # ä\n    x = 1\n\npass; y = 2\n"
 
 
-def test_no_interpreted_class_inherits_from_a_compiled_one() -> None:
-    compiled = {
+def compiled_classes() -> set[str]:
+    return {
         node.name
         for name in MODULES
         for node in ast.walk(ast.parse(path_of(name).read_text("utf-8")))
         if isinstance(node, ast.ClassDef) and "Protocol" not in "".join(map(ast.unparse, node.bases))
     }
+
+
+def test_no_interpreted_class_inherits_from_a_compiled_one() -> None:
+    compiled = compiled_classes()
     assert "RunCounts" in compiled
     for path in {*sources(source_root())} - {path_of(name) for name in MODULES}:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.ClassDef):
                 bases = {ast.unparse(base).split("[")[0].split(".")[-1] for base in node.bases}
                 assert not bases & compiled, f"{path}: {node.name}"
+
+
+def test_msgspec_fills_no_compiled_class() -> None:
+    """It sets fields without `__init__`, which those do not allow."""
+    compiled = compiled_classes()
+    filled = re.compile(r"msgspec\.\S+\(.*?(?:, |type=|Decoder\()([A-Z]\w*)")
+    found = {name for path in sources(source_root()) for name in filled.findall(path.read_text("utf-8"))}
+    assert "EngineInfo" in found and not found & compiled
 
 
 def test_nothing_built_is_no_error(tmp_path: Path) -> None:
