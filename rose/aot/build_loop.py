@@ -50,8 +50,8 @@ def for_mypyc(source: str) -> str:
     objects: there are no such frames.
     """
     lines = [line.encode() for line in source.splitlines(keepends=True)]
-    edits = sorted(_edits(ast.parse(source)), key=lambda edit: edit[0].lineno, reverse=True)
-    for node, text in edits:
+    edits = list(_edits(ast.parse(source)))
+    for node, text in sorted(edits, key=lambda edit: (edit[0].lineno, edit[0].col_offset), reverse=True):
         first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
         end = lines[last][node.end_col_offset :]
         lines[first] = lines[first][: node.col_offset] + text.encode() + (b"\n" if last > first else end)
@@ -91,10 +91,16 @@ def build(out: Path) -> Path:
         _compile(tree, built_folder(partial))
         (built_folder(partial) / RECORD_NAME).write_text(json.dumps(record, indent=1) + "\n")
         subprocess.run([sys.executable, "-c", _IMPORT_ALL, str(partial)], cwd=root, check=True)
-        built = built_folder(out)
-        shutil.rmtree(built, ignore_errors=True)
-        shutil.copytree(built_folder(partial), built)
-    return built
+        return _replace(built_folder(out), built_folder(partial))
+
+
+def _replace(built: Path, by: Path) -> Path:
+    """Put `by` in the place of `built`, which is whole whenever a server looks at it, or not there."""
+    beside = built.with_name(f".{built.name}.partial")
+    shutil.rmtree(beside, ignore_errors=True)
+    shutil.copytree(by, beside)
+    shutil.rmtree(built, ignore_errors=True)
+    return beside.rename(built)
 
 
 def _copy(root: Path, tree: Path) -> None:

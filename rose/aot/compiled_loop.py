@@ -93,7 +93,7 @@ def use_compiled_loop(folders: Iterable[Path] | None = None) -> str:
         if not (built / RECORD_NAME).is_file():
             continue
         if not is_current(built):
-            why_not = "interpreted: built from other sources"
+            why_not = "interpreted: built from other sources, or damaged"
             continue
         finder = CompiledLoop(built)
         try:
@@ -117,7 +117,9 @@ def file_of(folder: Path, name: str) -> Path:
 
 
 def is_current(built: Path) -> bool:
-    """Whether `built` was built from the sources that lie here."""
+    """Whether `built` was built from the sources that lie here, and nothing of it is gone."""
+    if not all(file_of(built, name).is_file() for name in (_SHARED, *MODULES)):
+        return False
     try:
         record = json.loads((built / RECORD_NAME).read_text())
         return bool(record["sources"] == digest(source_root()))

@@ -20,6 +20,7 @@ from rose.aot.compiled_loop import (
     built_folder,
     digest,
     file_of,
+    is_current,
     source_root,
     sources,
     use_compiled_loop,
@@ -61,7 +62,9 @@ def write_record(folder: Path, of: str, shared: bytes = b"") -> None:
     built = built_folder(folder)
     built.mkdir(parents=True)
     (built / RECORD_NAME).write_text(json.dumps({"sources": of}))
-    file_of(built, f"{GROUP}__mypyc").write_bytes(shared)
+    for name in (f"{GROUP}__mypyc", *MODULES):
+        file_of(built, name).parent.mkdir(parents=True, exist_ok=True)
+        file_of(built, name).write_bytes(shared)
 
 
 def asked(*folders: Path) -> list[str]:
@@ -96,6 +99,10 @@ def compiled_classes() -> set[str]:
     }
 
 
+def test_two_on_one_line() -> None:
+    assert for_mypyc("a = b = 1\ndel a; del b; c = 2\n") == "a = b = 1\npass; pass; c = 2\n"
+
+
 def test_no_interpreted_class_inherits_from_a_compiled_one() -> None:
     compiled = compiled_classes()
     assert "RunCounts" in compiled
@@ -123,7 +130,7 @@ def test_nothing_built_is_no_error(tmp_path: Path) -> None:
 def test_other_sources_are_never_used(tmp_path: Path) -> None:
     write_record(tmp_path, "0" * 64)
     said, batcher = asked(tmp_path)
-    assert said == "interpreted: built from other sources"
+    assert said == "interpreted: built from other sources, or damaged"
     assert batcher.endswith(".py")
 
 
@@ -131,7 +138,15 @@ def test_other_sources_are_never_used(tmp_path: Path) -> None:
 def test_a_damaged_record_is_of_other_sources(tmp_path: Path, record: str) -> None:
     write_record(tmp_path, "")
     (built_folder(tmp_path) / RECORD_NAME).write_text(record)
-    assert asked(tmp_path)[0] == "interpreted: built from other sources"
+    assert asked(tmp_path)[0] == "interpreted: built from other sources, or damaged"
+
+
+@pytest.mark.parametrize("gone", ["scheduler.job", "gateway.routes.openai", f"{GROUP}__mypyc"])
+def test_a_file_that_is_gone_is_damage(tmp_path: Path, gone: str) -> None:
+    write_record(tmp_path, digest(source_root()))
+    assert is_current(built_folder(tmp_path))
+    file_of(built_folder(tmp_path), gone).unlink()
+    assert not is_current(built_folder(tmp_path))
 
 
 def test_what_cannot_be_loaded_is_interpreted_all_of_it(tmp_path: Path) -> None:
