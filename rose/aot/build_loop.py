@@ -30,6 +30,7 @@ from rose.aot.compiled_loop import (
     sources,
 )
 from rose.aot.folders import default_output
+from rose.aot.toolchain import ToolchainError
 
 _IMPORT_ALL = """
 import sys
@@ -77,7 +78,7 @@ def build(out: Path) -> Path:
 
     Raises:
         SystemExit: mypyc does not take a module; it has said why.
-        Exception: what the C compiler's run raises.
+        ToolchainError: mypyc or a C compiler is missing or failed, or what was built cannot be imported.
     """
     root = source_root()
     with TemporaryDirectory() as work:
@@ -90,7 +91,9 @@ def build(out: Path) -> Path:
         partial = Path(work) / "out"
         _compile(tree, built_folder(partial))
         (built_folder(partial) / RECORD_NAME).write_text(json.dumps(record, indent=1) + "\n")
-        subprocess.run([sys.executable, "-c", _IMPORT_ALL, str(partial)], cwd=root, check=True)
+        command = [sys.executable, "-c", _IMPORT_ALL, str(partial)]
+        if subprocess.run(command, cwd=root, check=False).returncode:
+            raise ToolchainError("what was built cannot be imported; nothing was replaced")
         return _replace(built_folder(out), built_folder(partial))
 
 
@@ -114,9 +117,13 @@ def _copy(root: Path, tree: Path) -> None:
 
 
 def _compile(tree: Path, out: Path) -> None:
-    from mypyc.build import mypycify
-    from setuptools import Distribution
-    from setuptools.command.build_ext import build_ext
+    try:
+        from mypyc.build import mypycify
+        from setuptools import Distribution
+        from setuptools.command.build_ext import build_ext
+        from setuptools.errors import BaseError
+    except ImportError as error:
+        raise ToolchainError(f"{error}; pip install '.[compiled]'") from error
 
     with chdir(tree):  # modules are named by their paths from here
         extensions = mypycify(
@@ -125,7 +132,10 @@ def _compile(tree: Path, out: Path) -> None:
         command = build_ext(Distribution({"name": GROUP, "ext_modules": extensions}))
         command.build_lib, command.build_temp = str(out), str(tree / "objects")
         command.ensure_finalized()
-        command.run()
+        try:
+            command.run()
+        except BaseError as error:
+            raise ToolchainError(f"the C compiler failed: {error}") from error
 
 
 def _path(name: str) -> str:
@@ -143,7 +153,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.if_needed and is_current(built_folder(arguments.out)):
         return 0
     started = time.monotonic()
-    built = build(arguments.out)
+    try:
+        built = build(arguments.out)
+    except ToolchainError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
     size = sum(path.stat().st_size for path in built.rglob("*") if path.is_file())
     seconds = time.monotonic() - started
     sys.stdout.write(f"{built}: {len(MODULES)} modules, {size} bytes, {seconds:.0f} s\n")

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from rose.aot.folders import default_folders
+from rose.aot.manifest import sha256_of
 
 SUBFOLDER = "loop"
 RECORD_NAME = "loop.json"
@@ -137,7 +138,7 @@ def digest(root: Path) -> str:
     total = hashlib.sha256()
     for path in sources(root):
         total.update(f"{path.relative_to(root).as_posix()}\n".encode())
-        total.update(hashlib.sha256(path.read_bytes()).digest())
+        total.update(f"{sha256_of(path)}\n".encode())
     return total.hexdigest()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rose.aot import build_loop
 from rose.aot.build_loop import for_mypyc
 from rose.aot.compiled_loop import (
     GROUP,
@@ -163,6 +164,16 @@ def test_it_comes_before_everything_or_not_at_all(tmp_path: Path) -> None:
     before = list(sys.meta_path)
     assert use_compiled_loop([tmp_path]).startswith("interpreted: imported already")
     assert sys.meta_path == before
+
+
+def test_without_mypy_the_build_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "mypyc.build", None)
+    assert build_loop.main(["--out", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert "mypyc" in said and "pip install '.[compiled]'" in said and said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_only_its_modules_are_found(tmp_path: Path) -> None:
