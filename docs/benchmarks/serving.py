@@ -23,11 +23,12 @@ class Server(AbstractContextManager["Server"]):
 
     def __init__(self, *flags: str, program: str = "server.py") -> None:
         self.started_s = time.perf_counter()
+        path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
             [sys.executable, program, "--port", "0", *flags],
             cwd=ROOT,
             # A script's own folder comes first in its path, and not this checkout's.
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
             stdout=subprocess.PIPE,
             text=True,
         )
