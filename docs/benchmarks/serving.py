@@ -34,6 +34,11 @@ class Server(AbstractContextManager["Server"]):
         )
         self.host, self.port = self._address()
 
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
     def _address(self) -> tuple[str, int]:
         for line in self._process.stdout or ():
             if found := READY.match(line):

@@ -15,8 +15,12 @@ import pytest
         ("gateway.py --seconds 0.1 --warmup 0.1 --in-flight 2", ["json text -> base64", "64 x 50 ids"]),
         ("scheduler.py --requests 1024", ["clients=256", "open rate=4000/s"]),
         ("overhead.py --rounds 8 --no-http", ["100x512", "GraphEngine.step, cold"]),
+        (
+            "tail.py --model minilm --lengths 16 --rounds 20 -- --device cpu",
+            ["polling client", "98% to 100%"],
+        ),
     ],
-    ids=["gateway", "scheduler", "overhead"],
+    ids=["gateway", "scheduler", "overhead", "tail"],
 )
 def test_it_measures_all_that_it_says(repo_root: Path, command: str, words: list[str]) -> None:
     script, *flags = command.split()
