@@ -1,12 +1,13 @@
 """Where the slowest requests of a sequential client spend their time: in the server, or on the way to it.
 
-    python docs/benchmarks/tail.py [--model pplx-embed --model bge-m3] [--lengths 128,512] [--rounds 2000] [-- FLAGS]
+    python docs/benchmarks/tail.py [--model NAME ...] [--lengths 128,512] [--rounds 2000] [-- FLAGS]
 
-One server a model, with FLAGS; one client on one plain socket, which sleeps until its answer comes, then one
-that polls for it. Microseconds: "took" as the client sees it, and what of it was "inference" (a batch's launch
-to its rows), "queue" and "gateway" as the server says in its headers, and "outside": kernel, socket and client.
-First the quantiles of each by itself, then their means over the requests of one band of "took". "ran behind":
-milliseconds that the server's loop was ready and another thread had its core, by the kernel's count.
+One server a model, with FLAGS; one client on one plain socket, which sleeps until its answer comes, then
+one that polls for it. Microseconds: "took" as the client sees it, and what of it was "inference" (a batch's
+launch to its rows), "queue" and "gateway" as the server says in its headers, and "outside": kernel, socket
+and client. First the quantiles of each by itself, then their means over the requests of one band of "took".
+"ran behind": milliseconds that the server's loop was ready and another thread had its core, by the kernel's
+count.
 """
 
 from __future__ import annotations
@@ -85,14 +86,16 @@ def waited_ms(pid: int) -> float:
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e6
 
 
+def _tail(times: np.ndarray) -> float:
+    """p99 over p50."""
+    return float(np.quantile(times, 0.99) / np.quantile(times, 0.5))
+
+
 def show(title: str, rows: np.ndarray, behind_ms: float) -> None:
     """Two tables."""
-    took = rows[:, 0]
-    print(f"\n{title}: p99 is {np.quantile(took, 0.99) / np.quantile(took, 0.5):.2f} times p50;", end=" ")
-    own = rows[:, 2:].sum(axis=1)
-    print(
-        f"of the server's own {np.quantile(own, 0.99) / np.quantile(own, 0.5):.2f}; ran behind {behind_ms:.2f} ms"
-    )
+    took, own = rows[:, 0], rows[:, 2:].sum(axis=1)
+    print(f"\n{title}: p99 is {_tail(took):.2f} times p50; of the server's own {_tail(own):.2f};", end=" ")
+    print(f"ran behind {behind_ms:.2f} ms")
     print(f"{'':>12}" + "".join(f"{name:>11}" for name in PARTS))
     for quantile in QUANTILES:
         line = np.quantile(rows, quantile, axis=0)
