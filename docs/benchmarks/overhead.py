@@ -28,17 +28,16 @@ import multiprocessing
 import os
 import platform
 import pstats
-import socket
 import statistics
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import uvloop
 from as_served import LOOP
+from plain_client import connect, exchange, request_of, stages_us
 from timed_device import INFO, VOCAB, engine_of
 
 from gateway.app import create_app
@@ -53,7 +52,6 @@ from scheduler.options import SchedulerOptions
 
 STEP_SHAPES = ((1, 128), (1, 512), (8, 512), (32, 512))
 FORGET_BYTES = 64 << 20
-STAGES = (b"x-total-time", b"x-queue-time", b"x-inference-time")
 WARM_ROUNDS = 50
 # One that plain requests do not have: aiohttp then reads and writes all of the connection.
 NOT_PLAIN = "Cookie: a=b\r\n"
@@ -97,40 +95,10 @@ async def _serve(ready: Connection, step_s: float) -> None:
     await runner.cleanup()
 
 
-def request_of(count: int, length: int, more: str) -> bytes:
-    """A whole HTTP request: `count` sequences of `length` ids in one block. more: header lines."""
-    ids = np.random.default_rng(count).integers(0, VOCAB, count * length).astype("<i4")
-    lengths = np.full(count, length, "<i4").tobytes()
-    body = msgspec.msgpack.encode({"model": "sim", "input_ids": ids.tobytes(), "lengths": lengths})
-    head = "POST /v1/embeddings HTTP/1.1\r\nHost: localhost:8000\r\nContent-Type: application/msgpack\r\n"
-    return f"{head}{more}Content-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-def exchange(connection: socket.socket, wire: bytes) -> bytes:
-    """Send one request; the head of its answer, once its body is in."""
-    connection.sendall(wire)
-    received = bytearray()
-    while (end := received.find(b"\r\n\r\n")) < 0:
-        received += connection.recv(1 << 20)
-    head = bytes(received[: end + 4]).lower()
-    if not head.startswith(b"http/1.1 200"):
-        raise RuntimeError(received.decode(errors="replace"))
-    left = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0]) - (len(received) - end - 4)
-    while left:
-        left -= len(connection.recv(1 << 20))
-    return head
-
-
-def header_us(head: bytes, name: bytes) -> float:
-    """A time that the server reports, in µs."""
-    return float(head.partition(name + b": ")[2].partition(b"\r\n")[0]) * 1e3
-
-
 def measure(port: int, wire: bytes, rounds: int, server: Connection) -> dict[str, float]:
     """Medians over `rounds` requests, in µs, the device's time included."""
     rows = []
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with connect(("127.0.0.1", port)) as connection:
         for _ in range(WARM_ROUNDS):
             exchange(connection, wire)
         server.send(True)
@@ -139,7 +107,7 @@ def measure(port: int, wire: bytes, rounds: int, server: Connection) -> dict[str
             started = time.perf_counter()
             head = exchange(connection, wire)
             took_us = (time.perf_counter() - started) * 1e6
-            rows.append((took_us, *(header_us(head, name) for name in STAGES)))
+            rows.append((took_us, *stages_us(head)))
         server.send(True)
         cpu_us = (server.recv() - cpu_s) / rounds * 1e6
     took, _, queue, inference = (sorted(column) for column in zip(*rows, strict=True))
@@ -165,7 +133,7 @@ def over_http(step_s: float, rounds: int) -> dict[str, dict[str, float]]:
     figures = {}
     for name, count, length, more in CASES:
         fewer = max(50, rounds // max(1, count // 4))
-        figures[name] = measure(port, request_of(count, length, more), fewer, ours)
+        figures[name] = measure(port, request_of(INFO.model, VOCAB, count, length, more), fewer, ours)
     ours.send(False)
     server.join(20)
     return figures
@@ -269,7 +237,9 @@ def on_the_loop(step_s: float, rounds: int, *, profiled: bool) -> dict[str, dict
     for name, count, length, more in CASES:
         profile = cProfile.Profile() if profiled else None
         fewer = max(50, rounds // max(1, count // 4))
-        figures[name] = uvloop.run(loop_us(request_of(count, length, more), step_s, fewer, profile))
+        figures[name] = uvloop.run(
+            loop_us(request_of(INFO.model, VOCAB, count, length, more), step_s, fewer, profile)
+        )
         if profile is not None:
             pstats.Stats(profile).sort_stats("tottime").print_stats(40)
     return figures

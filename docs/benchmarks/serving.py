@@ -36,7 +36,7 @@ class Server(AbstractContextManager["Server"]):
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """Of the server's process."""
         return self._process.pid
 
     def _address(self) -> tuple[str, int]:

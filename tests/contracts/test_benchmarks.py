@@ -1,4 +1,4 @@
-"""The benchmarks of the loop's own work run to their end; what they say of time is not looked at."""
+"""Benchmarks that need no GPU run to their end; what they say of time is not looked at."""
 
 from __future__ import annotations
 
