@@ -45,8 +45,9 @@ def finish(
     Raises:
         ApiError: NON_FINITE_OUTPUT, naming the first row that holds a NaN or an infinity.
     """
-    rows = vectors[:, :dimensions]
-    squares: NDArray[Any] | None = known_squares if dimensions >= vectors.shape[1] else None
+    whole = dimensions >= vectors.shape[1]
+    rows = vectors if whole else vectors[:, :dimensions]
+    squares: NDArray[Any] | None = known_squares if whole else None
     if squares is None:
         squares = _squares(rows)
     # A NaN or an infinity in a row is one in the sums too, and no comparison with NaN is true.

@@ -30,7 +30,7 @@ REQUEST_ID, TOTAL_TIME, TIMEOUT = istr("x-request-id"), istr("x-total-time"), is
 SERVER = "bouquet"
 _ID_WANTED = re.compile(r"[\x21-\x7e]{1,128}")
 # The first part differs between processes, the second within one; a tenth of uuid4's cost.
-_ID_PREFIX = os.urandom(8).hex()
+_ID_PREFIX = f"{os.urandom(8).hex()}-"
 _ID_NUMBERS = itertools.count(1)
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -335,7 +335,7 @@ def request_id(given: str | None) -> str:
     """The client's own id if it is printable ASCII of up to 128 characters, else a new one."""
     if given is not None and _ID_WANTED.fullmatch(given):
         return given
-    return f"{_ID_PREFIX}-{next(_ID_NUMBERS):x}"
+    return _ID_PREFIX + format(next(_ID_NUMBERS), "x")
 
 
 def _unsupported(content_type: str) -> ApiError:

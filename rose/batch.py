@@ -6,7 +6,7 @@ This and `rose.errors` are all that `gateway` and `scheduler` may see of `rose`.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from typing import Final, Protocol, overload
 
@@ -91,7 +91,9 @@ def _end_to_end(blocks: Sequence[Int32]) -> Int32:
     return np.concatenate(blocks) if len(blocks) else np.zeros(0, np.int32)
 
 
-@dataclass(frozen=True, slots=True)
+# This and BatchResult are made for every step. The `__init__` that dataclass would make stays interpreted
+# when the loop is compiled, and that of a frozen class sets each field by a call.
+@dataclass(init=False, slots=True)
 class RaggedBatch:
     """Sequences of any lengths laid end to end, without padding.
 
@@ -103,13 +105,28 @@ class RaggedBatch:
     spans: i32[R, 2] or None: the tokens [start, end) that each row of the result is the mean of, each within
         one sequence; an empty one gives zeros. None: the sequences. Of models that pool by mean.
     token_outputs: what the result holds for each token, of the kinds in EngineInfo.token_outputs.
+    Never changes.
     """
 
     input_ids: Int32
     cu_seqlens: Int32
-    token_type_ids: Int32 | None = None
-    spans: Int32 | None = None
-    token_outputs: frozenset[TokenOutput] = NO_TOKEN_OUTPUTS
+    token_type_ids: Int32 | None
+    spans: Int32 | None
+    token_outputs: frozenset[TokenOutput]
+
+    def __init__(
+        self,
+        input_ids: Int32,
+        cu_seqlens: Int32,
+        token_type_ids: Int32 | None = None,
+        spans: Int32 | None = None,
+        token_outputs: frozenset[TokenOutput] = NO_TOKEN_OUTPUTS,
+    ) -> None:
+        self.input_ids = input_ids
+        self.cu_seqlens = cu_seqlens
+        self.token_type_ids = token_type_ids
+        self.spans = spans
+        self.token_outputs = token_outputs
 
     @classmethod
     def pack(
@@ -158,7 +175,7 @@ def _moved_spans(spans: Sequence[Int32 | None], offsets: Sequence[int]) -> Int32
     return np.concatenate(rows)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(init=False, slots=True)
 class BatchResult:
     """What one step gives, a row a sequence or span, in the batch's order: R rows.
 
@@ -169,14 +186,28 @@ class BatchResult:
     tokens: f32[T, W] of each kind that the batch asks for, a row a token; W is EngineInfo's. They may hold a
         NaN or an infinity where the vectors hold none.
 
-    All may be views of a page-locked slot; it is reused only when the last view of it is gone.
+    All may be views of a page-locked slot; it is reused only when the last view of it is gone. Never changes.
     """
 
     vectors: Float32
-    int8: Int8 | None = None
-    non_finite: tuple[int, ...] = ()
-    squares: Float32 | None = None
-    tokens: Mapping[TokenOutput, Float32] = field(default_factory=dict)
+    int8: Int8 | None
+    non_finite: tuple[int, ...]
+    squares: Float32 | None
+    tokens: Mapping[TokenOutput, Float32]
+
+    def __init__(
+        self,
+        vectors: Float32,
+        int8: Int8 | None = None,
+        non_finite: tuple[int, ...] = (),
+        squares: Float32 | None = None,
+        tokens: Mapping[TokenOutput, Float32] | None = None,
+    ) -> None:
+        self.vectors = vectors
+        self.int8 = int8
+        self.non_finite = non_finite
+        self.squares = squares
+        self.tokens = {} if tokens is None else tokens
 
     def rows(self, start: int, end: int) -> BatchResult:
         """Views of rows [start, end), without what tokens give."""

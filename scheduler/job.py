@@ -6,7 +6,7 @@ import asyncio
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -16,7 +16,7 @@ from scheduler.errors import DeadlineExpired, SchedulerError, StepFailed
 from scheduler.metrics import SchedulerMetrics
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(init=False, slots=True, eq=False)
 class JobResult:
     """What `Batcher.run` returns, a row a sequence or span, in the job's order.
 
@@ -26,15 +26,34 @@ class JobResult:
     tokens: f32[T, W] of each kind that was asked for, all sequences' tokens end to end.
     batch_seqs: sequences of the batch that the first of them was in, those of other jobs among them.
     squares: as of BatchResult, where one step held the whole job and knew them.
+    Never changes. Its `__init__` is written out for the reason that RaggedBatch's is.
     """
 
     vectors: Float32
     int8: Int8 | None
     queue_ms: float
     inference_ms: float
-    tokens: Mapping[TokenOutput, Float32] = field(default_factory=dict)
-    batch_seqs: int = 0
-    squares: Float32 | None = None
+    tokens: Mapping[TokenOutput, Float32]
+    batch_seqs: int
+    squares: Float32 | None
+
+    def __init__(
+        self,
+        vectors: Float32,
+        int8: Int8 | None,
+        queue_ms: float,
+        inference_ms: float,
+        tokens: Mapping[TokenOutput, Float32] | None = None,
+        batch_seqs: int = 0,
+        squares: Float32 | None = None,
+    ) -> None:
+        self.vectors = vectors
+        self.int8 = int8
+        self.queue_ms = queue_ms
+        self.inference_ms = inference_ms
+        self.tokens = {} if tokens is None else tokens
+        self.batch_seqs = batch_seqs
+        self.squares = squares
 
 
 class Job:

@@ -61,9 +61,9 @@ class Pacer:
         in the batch of those before it either, who would wait for that much of it.
         """
         # The model costs 15 µs, or three times that with cold caches; a job that is taken whole needs none.
-        whole = queue.first_job_tokens == queue.num_tokens <= self._info.whole_job_tokens
-        if whole or queue.num_tokens <= self._least_tokens:
-            return BatchSize(queue.num_tokens)
+        tokens, most = queue.num_tokens, self._info.whole_job_tokens
+        if tokens <= self._least_tokens or queue.first_job_tokens == tokens <= most:
+            return BatchSize(tokens)
         budget = self.budget(queue)
         nearest = max(1, round(queue.num_tokens / budget))
         other = nearest - 1 if nearest * budget > queue.num_tokens else nearest + 1
