@@ -44,7 +44,7 @@ class TokenIds(msgspec.Struct, frozen=True):
         return f"{self.name}[{index}]"
 
 
-_INT32 = np.dtype("<i4")
+_INT32, _UINT32 = np.dtype("<i4"), np.dtype("<u4")
 
 Inputs: TypeAlias = Texts | TokenIds
 
@@ -112,7 +112,8 @@ def read_id_blocks(input_ids: memoryview, lengths: memoryview | None, limits: In
         ApiError: INVALID_VALUE, naming the item and what is wrong with it.
     """
     _check_block(input_ids, "input_ids")
-    ids = np.frombuffer(bytes(input_ids), _INT32)  # a copy: it is aligned, and the request's body can go
+    # A copy: it is aligned, and the request's body can go. Of what may not be written argmax makes another.
+    ids = np.frombuffer(bytearray(input_ids), _INT32)
     check_range(ids, "input_ids", limits.vocab_size)
     if lengths is None:
         return TokenIds(RaggedIds(ids, (len(ids),)))
@@ -141,9 +142,10 @@ def check_range(ids: Int32, name: str, vocab_size: int) -> None:
     Raises:
         ApiError: INVALID_VALUE, naming the first bad id, its place and the limit.
     """
-    # As unsigned, a negative id is a huge one: one pass instead of two.
-    if len(ids) and np.maximum.reduce(ids.view(np.uint32)) >= vocab_size:
-        index = int((ids.view(np.uint32) >= vocab_size).argmax())
+    # As unsigned, a negative id is a huge one: one pass instead of two. argmax takes half as long as max.
+    unsigned = ids.view(_UINT32)
+    if len(ids) and unsigned.item(unsigned.argmax()) >= vocab_size:
+        index = int((unsigned >= vocab_size).argmax())
         raise _bad_id(int(ids[index]), f"{name}[{index}]", vocab_size)
 
 
