@@ -43,6 +43,23 @@ def test_figures_in_the_documents_are_the_defaults(repo_root: Path) -> None:
     ]
 
 
+def test_other_pages_have_the_figures_of_the_h200(repo_root: Path) -> None:
+    pages = {name: (repo_root / "docs" / name).read_text() for name in ("tuning.md", "models.md")}
+    tuning, models = (" ".join(page.split()) for page in pages.values())
+    measured = (repo_root / "docs" / "benchmarks" / "h200.md").read_text()
+    held = measured.partition("Held at the power limit")[2].partition("; BGE-M3")[0]
+    ms = dict(re.findall(r"(\d+×\d+) ([\d.]+)", held))
+    assert f"16 × 512 tokens of pplx-embed takes {ms['16×512']} ms" in tuning
+    assert f"one of 4096 tokens takes {ms['1×4096']} ms, 16 of 512, " in tuning
+    assert f"twice as many tokens, {ms['16×512']}." in tuning
+    half, most, full = re.findall(r"BGE-M3 \(\d+/s\) (\S+ / \S+), (\S+ / \S+) and (\S+ / \d+)", measured)[0]
+    assert f"{half} at half of the maximum, {most} at 80 %, {full} at 100 %" in tuning
+    fp8, fp8_long = re.findall(r"100×512 takes ([\d.]+) ms.*?1×4096 ([\d.]+) \(", measured, re.DOTALL)[0]
+    assert f"100 × 512 tokens of pplx-embed from {ms['100×512']} to {fp8} ms" in tuning
+    assert f"{float(fp8) / float(ms['100×512']):.2f} of bfloat16's time at 100x512 ({fp8} ms)" in models
+    assert f"{float(fp8_long) / float(ms['1×4096']):.2f} at 1x4096 ({fp8_long} ms;" in models
+
+
 def test_files_that_the_documents_name_exist(repo_root: Path) -> None:
     text = (repo_root / "docs" / "architecture.md").read_text()
     named = set(re.findall(r"`((?:rose|gateway|scheduler|cuda_utils)/[\w./]+)`", text))

@@ -15,6 +15,7 @@ from gateway.corpus.capacity import Question, plan, writes
 from gateway.corpus.measured import SPEEDS, extrapolated, speed
 
 COMMAND = re.compile(r"^```\n\$ python server\.py corpus (--plan .*)\n((?:.*\n)*?)```$", re.MULTILINE)
+COUNTING = re.compile(r"\| (\d+) GPUs for \.gz, (\d+) for \.zst, (\d+) plain,")
 TABLE = re.compile(r"^<!-- python server\.py corpus (.*) -->\n((?:\|.*\n)+)", re.MULTILINE)
 
 
@@ -118,6 +119,12 @@ def test_the_page_has_what_the_command_answers(repo_root: Path, capsys: pytest.C
     for table in tables:
         assert server.main(["corpus", *shlex.split(table[0])]) == 0
         assert capsys.readouterr().out == table[1]
+
+
+def test_the_page_says_in_words_where_counting_lines_gives_way(repo_root: Path) -> None:
+    limits = plan(Question(1e12, 512, "pplx-embed", days=90)).limits
+    counting = [f"{limit.gpus:.0f}" for limit in limits if "counts lines" in limit.name]
+    assert COUNTING.findall((repo_root / "docs" / "scaling.md").read_text()) == [tuple(counting)]
 
 
 @pytest.mark.parametrize(
