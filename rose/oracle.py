@@ -75,7 +75,8 @@ class TransformersOracle:
             self._tokenizer = folder_tokenizer(folder)
             self._output = _output(folder, config, self._tokenizer)
         except ImportError as error:
-            raise ModelLoadError(f"verify needs sentence-transformers: {error}") from error
+            advice = f"this needs the extra `verify`: pip install -e '.[verify]' ({error})"
+            raise ModelLoadError(advice) from error
         except Exception as error:  # whatever a model's own code raises
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise ModelLoadError(f"transformers cannot load {folder}: {reason}") from error

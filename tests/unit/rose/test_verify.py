@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -163,6 +164,18 @@ def run(folder: Path, *flags: str) -> int:
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "set_up_logging", lambda level: None)
+
+
+def test_without_its_packages_it_says_how_to_install_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(tmp_path / "model", next(iter(MODELS)))
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    capsys.readouterr()
+    assert run(folder) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: this needs the extra `verify`: pip install -e '.[verify]' (")
+    assert printed.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", MODELS)
