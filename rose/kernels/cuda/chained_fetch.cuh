@@ -80,7 +80,7 @@ __device__ __forceinline__ void fetch_tile(Ring& ring, const CUtensorMap* map, i
     for (int half = 0; half < kDim / kChunk; ++half) {
         const int column = head * kDim + half * kChunk;
         if (kPaired)
-            fetch_for_both(to + half * kHalfBytes, map, column, row + cluster_rank() * (kKeys / 2), barrier);
+            fetch_for_both(to + half * kHalfBytes, map, column, row + cluster_rank() * (kKeys / 2), barrier, kReadAgain);
         else
             fetch(to + half * kHalfBytes, map, column, row, barrier, kReadOften);
     }

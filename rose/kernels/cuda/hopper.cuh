@@ -93,11 +93,11 @@ __device__ __forceinline__ void fetch_of(
 
 // As `fetch`, for both blocks of a cluster.
 __device__ __forceinline__ void fetch_for_both(
-    uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier) {
+    uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier, uint64_t policy) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
         ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(to),
-        "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(static_cast<uint16_t>(3)), "l"(kReadOften)
+        "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(static_cast<uint16_t>(3)), "l"(policy)
         : "memory");
 }
 

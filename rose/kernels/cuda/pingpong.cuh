@@ -85,7 +85,8 @@ __device__ __forceinline__ void fetch_all(Ring weights, Ring rows, const CUtenso
     const auto fetch_rows = [&](int column, int row) {
         const uint32_t barrier = rows.open(rows.bytes);
         release(barrier, rank ^ 1);
-        fetch_for_both(rows.here() + rank * (rows.bytes / 2), row_map, column, row + rank * (kTokens / 2), barrier);
+        fetch_for_both(rows.here() + rank * (rows.bytes / 2), row_map, column, row + rank * (kTokens / 2), barrier,
+                       kReadOften);
         rows.next();
     };
     const int ahead = sizes.chunks < weights.count ? sizes.chunks : weights.count, tiles = sizes.tiles<kTokens>();

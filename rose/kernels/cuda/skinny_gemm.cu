@@ -70,7 +70,7 @@ __device__ __forceinline__ void request_x(const Block<kGroups, kTokens>& block, 
         if (alone)
             fetch(to, map, column, row, ready, kReadOften);
         else
-            fetch_for_both(to, map, column, row, ready);
+            fetch_for_both(to, map, column, row, ready, kReadOften);
         to += block.kXBytes;
         if (++stage == block.stages) stage = 0, to -= block.stages * block.kXBytes;
     }
