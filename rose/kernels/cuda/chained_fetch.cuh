@@ -72,7 +72,8 @@ __device__ __forceinline__ void fetch_queries(Ring& ring, const CUtensorMap* map
     ring.next();
 }
 
-// A tile of keys or values; of a pair of blocks each fetches half of the rows for both.
+// A tile of keys or values; of a pair of blocks each fetches half of the rows for both. Those are read half as often, and
+// forwards that keep them in the L2 cache longer than what else there is are slower (log.md).
 template <int kDim, bool kPaired>
 __device__ __forceinline__ void fetch_tile(Ring& ring, const CUtensorMap* map, int head, int row) {
     const uint32_t barrier = ring.open(ring.bytes), to = ring.here() + (kPaired ? cluster_rank() * kHalfBytes / 2 : 0);
