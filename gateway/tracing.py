@@ -193,9 +193,11 @@ class _TracedPool(TokenizerPool):
         with self._span(texts):
             return await super().encode(texts, max_tokens, ends=ends)
 
-    async def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:
+    async def tokens(
+        self, texts: Sequence[str], *, special_tokens: bool, check_count: Callable[[int], None]
+    ) -> list[list[Token]]:
         with self._span(texts):
-            return await super().tokens(texts, special_tokens=special_tokens)
+            return await super().tokens(texts, special_tokens=special_tokens, check_count=check_count)
 
     @contextmanager
     def _span(self, texts: Sequence[str]) -> Iterator[None]:

@@ -51,9 +51,10 @@ class Tokenize:
         check_items(texts, self._pipeline.limits.max_items, "inputs")
         prompt = "" if request.prompt_name is None else self._prompts.choose(None, request.prompt_name, None)
         rows = await self._pipeline.tokenizer.tokens(
-            [prompt + text for text in texts], special_tokens=request.add_special_tokens is not False
+            [prompt + text for text in texts],
+            special_tokens=request.add_special_tokens is not False,
+            check_count=lambda count: _check_total(count, self._pipeline.limits.max_request_tokens),
         )
-        _check_total(sum(map(len, rows)), self._pipeline.limits.max_request_tokens)
         return answer(rows, call.answer_media, ())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -74,8 +74,19 @@ class TokenizerPool:
         rows = await self.encode(texts, None if most is None else most + around, ends=ends)
         return [template.strip(row) for row in rows]
 
-    async def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:
-        """The tokens of each text, with the template's or without."""
+    async def tokens(
+        self, texts: Sequence[str], *, special_tokens: bool, check_count: Callable[[int], None]
+    ) -> list[list[Token]]:
+        """The tokens of each text, with the template's or without.
+
+        check_count: told how many there are in all before they are made, and may raise: a token takes
+        hundreds of bytes, its id alone four.
+        """
+        # Not what a class makes of it that inherits: for who called, this is one piece of work.
+        count = len((await TokenizerPool.encode(self, texts)).flat)
+        if not special_tokens:
+            count -= len(texts) * (len(self.special_tokens.prefix) + len(self.special_tokens.suffix))
+        check_count(count)
         work = partial(self._tokenizer.tokens, texts, special_tokens=special_tokens)
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from gateway.options import GatewayOptions
+from gateway.tokenization.base import Token
 from gateway.tokenization.huggingface import HuggingFaceTokenizer
 from tests.http.served import BOS, EOS, Reply, Served, expected, serving, text_ids
 
@@ -173,6 +175,29 @@ async def test_more_tokens_than_a_request_may_have(tokenizer: HuggingFaceTokeniz
             ("/decode", {"ids": [[1] * 60] * 2}),
         ):
             assert "at most 100" in tei_error(await server.embed(body, path=path))
+
+
+async def test_too_many_tokens_are_refused_before_they_are_made(
+    tokenizer: HuggingFaceTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    make = tokenizer.tokens
+
+    def tokens(texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:
+        made.append(len(texts))
+        return make(texts, special_tokens=special_tokens)
+
+    monkeypatch.setattr(tokenizer, "tokens", tokens)
+    async with serving(GatewayOptions(max_request_tokens=100), tokenizer=tokenizer) as server:
+        for length, special_tokens, fits in ((98, True, True), (99, True, False), (100, False, True)):
+            body = {"inputs": "a" * length, "add_special_tokens": special_tokens}
+            reply = await server.embed(body, path="/tokenize")
+            assert (reply.status == 200) is fits
+        reply = await server.embed(
+            {"inputs": ["a" * 60, "a" * 41], "add_special_tokens": False}, path="/tokenize"
+        )
+        assert "101 tokens in all; this server takes at most 100" in tei_error(reply)
+    assert made == [1, 1]
 
 
 async def test_info_has_tei_s_fields(server: Served) -> None:
