@@ -50,11 +50,19 @@ def read_dtype(name: str, dimensions: int, param: str) -> Dtype:
     dtype = _ALIASES.get(name)
     if dtype is None:
         raise invalid(f"{param} is {shown(name)}; this server knows {', '.join(_ALIASES)}", param)
-    if dtype in _PACKED and dimensions % 8:
-        raise invalid(
-            f"{dtype.value} packs 8 values to a byte; {dimensions} dimensions do not fill bytes", param
-        )
+    check_packing(dtype, name, dimensions, param)
     return dtype
+
+
+def check_packing(dtype: Dtype, name: str, dimensions: int, param: str) -> None:
+    """Refuse vectors whose bits do not fill whole bytes. name: what the request calls `dtype`.
+
+    Raises:
+        ApiError: INVALID_VALUE, for the request's field `param`.
+    """
+    if dtype in _PACKED and dimensions % 8:
+        message = f"{name} packs 8 values to a byte; {dimensions} dimensions do not fill bytes"
+        raise invalid(message, param)
 
 
 def cast(vectors: Float32, int8: Int8 | None, dtype: Dtype) -> Array:

@@ -70,7 +70,8 @@ class Scheduler(Protocol):
 class EmbedJob(msgspec.Struct, frozen=True):
     """What a dialect wants done. dimensions: values to keep of each vector, in [1, D].
 
-    truncate: cut inputs that are too long. max_tokens: what one may have, if less than the model takes.
+    truncate: cut inputs that are too long; cutting: what asks for that in the dialect's own words.
+    max_tokens: what one may have, if less than the model takes.
     max_request_tokens: what all may have, if less than the server takes.
     keep_end: what is cut is the beginning. special_tokens: False: texts go without the tokenizer's template.
     deadline: None: the work may wait for ever.
@@ -87,6 +88,7 @@ class EmbedJob(msgspec.Struct, frozen=True):
     keep_end: bool = False
     special_tokens: bool = True
     outputs: tuple[str, ...] = DENSE
+    cutting: str = '"truncate": true'
 
 
 class Embedded(msgspec.Struct, frozen=True):
@@ -318,8 +320,8 @@ class Pipeline:
             raise ApiError(
                 ErrorKind.INPUT_TOO_LONG,
                 f"{job.inputs.place(index)} has {lengths[index]} tokens; this model takes at most"
-                f' {limit} (send "truncate": true to have it cut)',
-                param=job.inputs.name,
+                f" {limit} (send {job.cutting} to have it cut)",
+                param=job.inputs.field(index),
             )
         template = _NO_TEMPLATE
         if isinstance(job.inputs, Texts) and job.special_tokens:
@@ -329,7 +331,8 @@ class Pipeline:
     def _check_count(self, sequences: RaggedIds, job: EmbedJob) -> None:
         inputs, lengths = job.inputs, sequences.lengths
         if not all(lengths):
-            raise invalid(f"{inputs.place(lengths.index(0))} has no tokens", inputs.name)
+            index = lengths.index(0)
+            raise invalid(f"{inputs.place(index)} has no tokens", inputs.field(index))
         self.check_total(len(sequences.flat), inputs.name, job.max_request_tokens)
 
 

@@ -59,6 +59,12 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     modality: str | None = None
     outputs: list[str] | None = None
 
+    @property
+    def dimensions_name(self) -> str:
+        """Which of the two names of `dimensions` the request has."""
+        voyage = self.dimensions is None and self.output_dimension is not None
+        return "output_dimension" if voyage else "dimensions"
+
 
 class Usage(msgspec.Struct):
     """Tokens really processed: special tokens included, tokens cut off excluded."""

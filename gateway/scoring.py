@@ -146,8 +146,6 @@ def check_pairs(job: ScoreJob, max_items: int) -> None:
         ApiError: INVALID_VALUE.
     """
     for texts, name in ((job.queries, job.query_name), (job.documents, job.document_name)):
-        if texts == [""]:
-            raise invalid(f"{name} is an empty string", name)
         check_items(texts, max_items, name)
     queries, documents = len(job.queries), len(job.documents)
     if queries not in (1, documents):

@@ -134,6 +134,7 @@ class CohereEmbed:
             deadline=call.deadline,
             max_tokens=request.max_tokens,
             keep_end=truncate != "NONE" and read_direction(truncate),
+            cutting='"truncate": "END" or "START"',
         )
 
 

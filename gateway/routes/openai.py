@@ -72,7 +72,7 @@ class OpenAIEmbeddings:
         normalize, cut_to = request.normalize, read_prompt_tokens(request.truncate_prompt_tokens)
         return EmbedJob(
             inputs=self._inputs(request),
-            dimensions=self._pipeline.read_dimensions(_dimensions(request)),
+            dimensions=self._pipeline.read_dimensions(_dimensions(request), request.dimensions_name),
             normalize=self._pipeline.info.normalize if normalize is None else normalize,
             truncate=bool(request.truncate or request.truncation or request.truncate_prompt_tokens),
             deadline=call.deadline,

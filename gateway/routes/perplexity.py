@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 
 import msgspec
 
-from gateway.dtypes import Dtype, cast, read_dtype
+from gateway.dtypes import Dtype, cast, check_packing
 from gateway.encoding import Encoding, items
 from gateway.errors import shown
 from gateway.exchange import Answer, Call
@@ -103,9 +103,9 @@ class PerplexityEmbeddings:
         """
         if job.outputs != DENSE:
             raise invalid("outputs are dense vectors alone in this encoding_format", "outputs")
-        dtype = _dtype(request.encoding_format, job.dimensions)
+        dtype = _dtype(request.encoding_format, job.dimensions, request.dimensions_name)
         inputs = job.inputs.texts if isinstance(job.inputs, Texts) else job.inputs.sequences
-        check_count(len(inputs), self._max_items)
+        check_count(len(inputs), self._max_items, job.inputs.name)
         job = msgspec.structs.replace(job, normalize=False, max_request_tokens=self._max_tokens)
         embedded = await self._pipeline.embed(job)
         values = cast(embedded.vectors, embedded.int8, dtype)
@@ -157,12 +157,15 @@ class ContextualizedEmbeddings:
         return answer(response, call.answer_media, figures(embedded))
 
 
-def _dtype(encoding_format: str | None, dimensions: int) -> Dtype:
+def _dtype(encoding_format: str | None, dimensions: int, param: str = "dimensions") -> Dtype:
+    """What a format holds. param: the field that says how many dimensions."""
     name = _DEFAULT_FORMAT if encoding_format is None else encoding_format
     if name not in _DTYPES:
         message = f"encoding_format is {shown(name)}; this route knows {' and '.join(_DTYPES)}"
         raise invalid(message, "encoding_format")
-    return read_dtype(_DTYPES[name].value, dimensions, "dimensions")
+    dtype = _DTYPES[name]
+    check_packing(dtype, name, dimensions, param)
+    return dtype
 
 
 def _check_documents(documents: list[list[str]]) -> None:

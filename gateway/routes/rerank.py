@@ -11,7 +11,7 @@ import msgspec
 from gateway.cuts import read_direction, read_prompt_tokens
 from gateway.errors import ErrorShape, speaking
 from gateway.exchange import Answer, Call
-from gateway.inputs import invalid
+from gateway.inputs import check_text, invalid
 from gateway.names import ServedNames
 from gateway.rendering import Headers, answer, figures, usage
 from gateway.routes.identity import BilledUnits, Meta, new_id
@@ -149,6 +149,7 @@ def _job(request: RerankRequest, texts: list[str], call: Call) -> ScoreJob:
     per_doc = request.max_tokens_per_doc
     if per_doc is not None and per_doc < 1:
         raise invalid(f"max_tokens_per_doc is {per_doc}; give at least 1", "max_tokens_per_doc")
+    check_text(request.query, "query")
     return ScoreJob(
         queries=[request.query],
         documents=texts,

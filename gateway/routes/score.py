@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.cuts import read_direction, read_prompt_tokens
 from gateway.exchange import Answer, Call
-from gateway.inputs import invalid
+from gateway.inputs import check_text, invalid
 from gateway.names import ServedNames
 from gateway.rendering import answer, figures, usage
 from gateway.routes.identity import new_id
@@ -110,4 +110,7 @@ def _side(request: ScoreRequest, names: tuple[str, ...]) -> tuple[str, list[str]
         what = "missing" if not given else "given twice"
         raise invalid(f"{names[0]} is {what}; send one of {', '.join(names)}", names[0])
     [(name, texts)] = given
-    return name, [texts] if isinstance(texts, str) else texts
+    if isinstance(texts, str):
+        check_text(texts, name)
+        return name, [texts]
+    return name, texts

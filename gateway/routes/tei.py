@@ -15,7 +15,7 @@ from gateway.dtypes import Dtype
 from gateway.encoding import json_rows
 from gateway.errors import ApiError, ErrorKind, shown
 from gateway.exchange import Answer, Call
-from gateway.inputs import InputValue, invalid, read_input
+from gateway.inputs import InputValue, check_text, invalid, read_input
 from gateway.media import Media
 from gateway.pipeline import EmbedJob, Pipeline
 from gateway.prompts import Prompts, with_prompt
@@ -112,6 +112,7 @@ class Similarity:
         """
         request = decode(SimilarityRequest, call.body, call.media)
         wishes = request.parameters or SimilarityParameters()
+        check_text(request.inputs.source_sentence, "source_sentence")
         scored = await self._scorer.score(
             ScoreJob(
                 queries=[request.inputs.source_sentence],

@@ -154,8 +154,12 @@ BAD_BLOCKS = [
     ("an id too high", {"input_ids": int32(1, 30_000)}, "input_ids[1] is token id 30000"),
     ("a negative id", {"input_ids": int32(1, -7)}, "input_ids[1] is token id -7"),
     ("a list for a block", {"input_ids": [1, 2]}, "$.input_ids"),
-    ("too many sequences", {"input_ids": int32(*[1] * 2049), "lengths": int32(*[1] * 2049)}, "2049 items"),
-    ("too long a sequence", {"input_ids": int32(*[1] * 513)}, "input[0] has 513 tokens"),
+    (
+        "too many sequences",
+        {"input_ids": int32(*[1] * 2049), "lengths": int32(*[1] * 2049)},
+        "lengths has 2049",
+    ),
+    ("too long a sequence", {"input_ids": int32(*[1] * 513)}, "sequence 0 of input_ids has 513 tokens"),
 ]
 
 
@@ -166,6 +170,7 @@ async def test_bad_blocks_are_refused_by_name(server: Served, body: Any, words: 
     reply = await server.pack(body)
     assert reply.status == 400
     assert reply.headers["Content-Type"] == MSGPACK
+    assert reply.error["param"] in body
     assert words in reply.error["message"]
     assert not server.engine.batches
 

@@ -71,6 +71,7 @@ BAD = [
     ("far too long a text", {"input": "b" * 67_337}, "input[0] has 67339 tokens"),
     ("no dimensions", {"input": "a", "dimensions": 0}, "dimensions is 0; this model takes 1 to 8"),
     ("negative dimensions", {"input": "a", "dimensions": -1}, "dimensions is -1"),
+    ("no output dimension", {"input": "a", "output_dimension": 0}, "output_dimension is 0; this model takes"),
     ("too many dimensions", {"input": "a", "dimensions": 9}, "dimensions is 9"),
     ("huge dimensions", {"input": "a", "dimensions": 10**40}, f"dimensions is {10**40}"),
     ("dimensions in words", {"input": "a", "dimensions": "4"}, "$.dimensions"),
@@ -99,6 +100,7 @@ async def test_bad_requests_name_the_field(server: Served) -> None:
     for body, param in (
         ({}, "input"),
         ({"input": "a", "dimensions": 0}, "dimensions"),
+        ({"input": "a", "output_dimension": 0}, "output_dimension"),
         ({"input": [1.5]}, "input"),
     ):
         assert (await server.embed(body)).error["param"] == param

@@ -97,7 +97,9 @@ async def test_ids_come_as_blocks(pplx: Served) -> None:
     np.testing.assert_array_equal(values(reply, "<i1"), wanted)
     counts = np.ones(513, "<i4").tobytes()
     many = await pplx.pack({"input_ids": counts, "lengths": counts, "encoding_format": "base64_int8"})
-    assert "513 items" in detail(many)["msg"]
+    item = detail(many)
+    assert "input_ids has 513 items" in item["msg"]
+    assert item["loc"] == ["body", "input_ids"]
 
 
 async def test_texts_and_msgpack(pplx: Served) -> None:
@@ -116,7 +118,9 @@ async def test_texts_and_msgpack(pplx: Served) -> None:
         ({"input": "a" * 600}, "input", "context_length_exceeded", "602 tokens"),
         ({"input": ["a" * 400] * 300}, "input", "context_length_exceeded", "120600 tokens in all"),
         ({"input": "a", "dimensions": 17}, "dimensions", "invalid_value", "17"),
+        ({"input": "a", "dimensions": 12}, "dimensions", "invalid_value", "base64_binary packs 8 values"),
         ({"input": "a", "dimensions": 12}, "dimensions", "invalid_value", "12 dimensions do not fill bytes"),
+        ({"input": "a", "output_dimension": 12}, "output_dimension", "invalid_value", "12 dimensions"),
         ({"input": "a", "model": "x"}, "model", "model_not_found", "'x'"),
     ],
 )

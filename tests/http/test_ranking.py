@@ -95,9 +95,11 @@ LONG = "a" * 600
         ("/rerank", {"query": "q", "texts": []}, 422, "texts is an empty list"),
         ("/rerank", {"query": "q", "texts": ["a", ""]}, 422, "texts[1] is empty"),
         ("/rerank", {"query": "", "texts": ["a"]}, 422, "query is an empty string"),
+        ("/rerank", {"query": "q", "texts": [""]}, 422, "texts[0] is empty"),
         ("/rerank", {"query": "q"}, 422, "texts and documents are both missing"),
         ("/rerank", {"texts": ["a"]}, 422, "query"),
         ("/rerank", {"query": "q", "documents": ["a", ""]}, 400, "documents[1] is empty"),
+        ("/rerank", {"query": "q", "documents": [""]}, 400, "documents[0] is empty"),
         ("/rerank", {"query": "q", "documents": ["a"], "texts": ["a"]}, 400, "both given"),
         ("/rerank", {"query": "q", "documents": ["a"], "model": "x"}, 404, "'x'"),
         ("/v1/rerank", {"query": "q", "documents": ["a"], "top_n": 0}, 400, "top_n is 0"),
@@ -114,6 +116,20 @@ LONG = "a" * 600
         ("/score", {"text_1": "a"}, 400, "text_2 is missing"),
         ("/score", {"text_1": "a", "queries": "b", "text_2": "c"}, 400, "text_1 is given twice"),
         ("/score", {"text_1": ["a", ""], "text_2": ["b", "c"]}, 400, "text_1[1] is empty"),
+        ("/score", {"text_1": [""], "text_2": "b"}, 400, "text_1[0] is empty"),
+        ("/score", {"text_1": "a", "text_2": ""}, 400, "text_2 is an empty string"),
+        (
+            "/similarity",
+            {"inputs": {"source_sentence": "", "sentences": ["a"]}},
+            422,
+            "source_sentence is an",
+        ),
+        (
+            "/similarity",
+            {"inputs": {"source_sentence": "a", "sentences": [""]}},
+            422,
+            "sentences[0] is empty",
+        ),
         ("/score", {"queries": "a", "documents": [LONG]}, 400, "documents[0] has 602"),
         ("/score", {"queries": [LONG, "a"], "documents": ["a", "b"]}, 400, "queries[0] has 602"),
     ],
@@ -125,6 +141,20 @@ async def test_bad_requests_name_what_is_wrong(
     assert reply.status == status, reply.body
     assert words in reply.body.decode()
     assert not server.engine.batches
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"text_1": LONG, "text_2": "b"}, "text_1"),
+        ({"text_1": "a", "text_2": LONG}, "text_2"),
+        ({"queries": ["a", LONG], "documents": ["b", "c"]}, "queries"),
+    ],
+)
+async def test_the_side_that_is_too_long_is_the_field_at_fault(server: Served, body: Any, param: str) -> None:
+    error = (await server.embed(body, path="/score")).error
+    assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+    assert error["message"].startswith(param)
 
 
 @pytest.mark.parametrize(
