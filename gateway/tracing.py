@@ -10,7 +10,7 @@ Source: https://www.w3.org/TR/trace-context/, https://opentelemetry.io/docs/spec
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
@@ -29,7 +29,7 @@ from gateway.pipeline import Scheduler
 from gateway.replicas import wire
 from gateway.replicas.chunks import Chunk
 from gateway.replicas.replica import Replica
-from gateway.tokenization.base import Token
+from gateway.tokenization.base import TextTokens
 from gateway.tokenization.pool import TokenizerPool
 from rose.batch import BatchResult, Int32, RaggedIds
 from scheduler.errors import DeadlineExpired, Draining, QueueFull, SchedulerError
@@ -194,10 +194,17 @@ class _TracedPool(TokenizerPool):
             return await super().encode(texts, max_tokens, ends=ends)
 
     async def tokens(
-        self, texts: Sequence[str], *, special_tokens: bool, check_count: Callable[[int], None]
-    ) -> list[list[Token]]:
+        self,
+        texts: Sequence[str],
+        *,
+        special_tokens: bool,
+        check_count: Callable[[int], None],
+        write: Callable[[Iterable[TextTokens]], Iterator[bytes]],
+    ) -> bytes:
         with self._span(texts):
-            return await super().tokens(texts, special_tokens=special_tokens, check_count=check_count)
+            return await super().tokens(
+                texts, special_tokens=special_tokens, check_count=check_count, write=write
+            )
 
     @contextmanager
     def _span(self, texts: Sequence[str]) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -71,6 +71,14 @@ class Token:
     stop: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class TextTokens:
+    """The tokens of one text: how many, and all of them in runs, which are made as they are asked for."""
+
+    count: int
+    runs: Iterator[list[Token]]
+
+
 class Tokenizer(Protocol):
     """Text to ids. Safe to call from several threads at once."""
 
@@ -114,10 +122,10 @@ class Tokenizer(Protocol):
         """As `encode`; of a text of more than max_tokens ids perhaps only the last, at least so many."""
         ...
 
-    def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:
+    def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> Iterator[TextTokens]:
         """The tokens of each text, with the template's or without."""
         ...
 
-    def decode(self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
-        """The text of each sequence of ids, which are in [0, vocab_size)."""
+    def decode(self, sequences: Iterable[Int32], *, skip_special_tokens: bool) -> list[str]:
+        """The text of each sequence of ids, i32[n], which are in [0, vocab_size)."""
         ...

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import sub
 
 import numpy as np
 
-from gateway.tokenization.base import PairTokens, SpecialTokens, Token
+from gateway.tokenization.base import PairTokens, SpecialTokens, TextTokens
 from gateway.tokenization.ends import end_of
 from gateway.tokenization.huggingface import HuggingFaceTokenizer
 from gateway.tokenization.kernels.arrays import BLOCK, CODE_BITS, REFER, ROOM, WORD, Output
@@ -183,12 +183,12 @@ class CompiledTokenizer:
             least *= _GROWTH
         return [rows[index] for index in range(len(texts))]
 
-    def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:
+    def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> Iterator[TextTokens]:
         """The tokens of each text, with the template's or without."""
         return self._reference.tokens(texts, special_tokens=special_tokens)
 
-    def decode(self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
-        """The text of each sequence of ids, which are in [0, vocab_size)."""
+    def decode(self, sequences: Iterable[Int32], *, skip_special_tokens: bool) -> list[str]:
+        """The text of each sequence of ids, i32[n], which are in [0, vocab_size)."""
         return self._reference.decode(sequences, skip_special_tokens=skip_special_tokens)
 
     def _prepared(self, text: str) -> bytes | None:

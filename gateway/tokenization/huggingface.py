@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,13 @@ import orjson
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
-from gateway.tokenization.base import PairTokens, SpecialTokens, Token
+from gateway.tokenization.base import PairTokens, SpecialTokens, TextTokens, Token
 from gateway.tokenization.beside import honour_neighbours, wants_types
 from rose.batch import Int32
 from rose.errors import ModelLoadError
+
+# The library's lists of a million offsets or tokens take 0.1 s each, and nothing else runs meanwhile.
+_RUN_TOKENS = 4096
 
 
 class HuggingFaceTokenizer:
@@ -107,15 +110,23 @@ class HuggingFaceTokenizer:
         """See Tokenizer. All of them."""
         return self.encode(texts)
 
-    def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:
+    def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> Iterator[TextTokens]:
         """The tokens of each text, with the template's or without."""
         encodings = self._backend.encode_batch(list(texts), add_special_tokens=special_tokens)
-        return [_tokens(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
+        for text, encoding in zip(texts, encodings, strict=True):
+            yield TextTokens(len(encoding), _runs(text, encoding))
 
-    def decode(self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
-        """The text of each sequence of ids, which are in [0, vocab_size)."""
-        rows = [list(ids) for ids in sequences]
+    def decode(self, sequences: Iterable[Int32], *, skip_special_tokens: bool) -> list[str]:
+        """The text of each sequence of ids, i32[n], which are in [0, vocab_size)."""
+        rows = [ids.tolist() for ids in sequences]
         return list(self._backend.decode_batch(rows, skip_special_tokens=skip_special_tokens))
+
+
+def _runs(text: str, encoding: Encoding) -> Iterator[list[Token]]:
+    encoding.truncate(_RUN_TOKENS)  # the rest is in `overflowing`, in pieces of that length
+    yield _tokens(text, encoding)
+    for piece in encoding.overflowing:
+        yield _tokens(text, piece)
 
 
 def _tokens(text: str, encoding: Encoding) -> list[Token]:

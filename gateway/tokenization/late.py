@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 
-from gateway.tokenization.base import PairTokens, SpecialTokens, Token, Tokenizer
+from gateway.tokenization.base import PairTokens, SpecialTokens, TextTokens, Tokenizer
 from gateway.tokenization.huggingface import HuggingFaceTokenizer
 from rose.batch import Int32
 
@@ -79,10 +79,10 @@ class LateTokenizer:
         """See Tokenizer."""
         return self._now.encode_ends(texts, max_tokens)
 
-    def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:
+    def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> Iterator[TextTokens]:
         """See Tokenizer."""
         return self._reference.tokens(texts, special_tokens=special_tokens)
 
-    def decode(self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
+    def decode(self, sequences: Iterable[Int32], *, skip_special_tokens: bool) -> list[str]:
         """See Tokenizer."""
         return self._reference.decode(sequences, skip_special_tokens=skip_special_tokens)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 
-from gateway.tokenization.base import PairTokens, SpecialTokens, Token, Tokenizer
+from gateway.tokenization.base import PairTokens, SpecialTokens, TextTokens, Tokenizer
 from rose.batch import Int32, RaggedIds
 
 # Characters of one call, 5 ms of a compiled tokeniser. The calls of a job spread over the threads; a job that
@@ -75,25 +76,38 @@ class TokenizerPool:
         return [template.strip(row) for row in rows]
 
     async def tokens(
-        self, texts: Sequence[str], *, special_tokens: bool, check_count: Callable[[int], None]
-    ) -> list[list[Token]]:
-        """The tokens of each text, with the template's or without.
+        self,
+        texts: Sequence[str],
+        *,
+        special_tokens: bool,
+        check_count: Callable[[int], None],
+        write: Callable[[Iterable[TextTokens]], Iterator[bytes]],
+    ) -> bytes:
+        """The tokens of each text, with the template's or without, as `write` writes them.
 
         check_count: told how many there are in all before they are made, and may raise: a token takes
-        hundreds of bytes, its id alone four.
+        hundreds of bytes, its id alone four. write: gives parts that are not empty, and runs in threads.
         """
         # Not what a class makes of it that inherits: for who called, this is one piece of work.
         count = len((await TokenizerPool.encode(self, texts)).flat)
         if not special_tokens:
             count -= len(texts) * (len(self.special_tokens.prefix) + len(self.special_tokens.suffix))
         check_count(count)
-        work = partial(self._tokenizer.tokens, texts, special_tokens=special_tokens)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        work = partial(self._tokenizer.tokens, special_tokens=special_tokens)
+        return await self._joined(write(chain.from_iterable(map(work, _parts(texts)))))
 
-    async def decode(self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
-        """The text of each sequence of ids, which are in [0, vocab_size)."""
+    async def decode(self, sequences: Iterable[Int32], *, skip_special_tokens: bool) -> list[str]:
+        """The text of each sequence of ids, i32[n], which are in [0, vocab_size)."""
         work = partial(self._tokenizer.decode, sequences, skip_special_tokens=skip_special_tokens)
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def _joined(self, parts: Iterator[bytes]) -> bytes:
+        """All parts, each made in a thread. If this is cancelled, the one that is being made is the last."""
+        loop = asyncio.get_running_loop()
+        made: list[bytes] = []
+        while part := await loop.run_in_executor(self._threads, next, parts, b""):
+            made.append(part)
+        return await loop.run_in_executor(self._threads, b"".join, made)
 
     def close(self) -> None:
         """Give up what waits and let the threads end."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gateway.options import GatewayOptions
-from gateway.tokenization.base import Token
+from gateway.tokenization.base import TextTokens
 from gateway.tokenization.huggingface import HuggingFaceTokenizer
 from tests.http.served import BOS, EOS, Reply, Served, expected, serving, text_ids
 
@@ -183,7 +183,7 @@ async def test_too_many_tokens_are_refused_before_they_are_made(
     made: list[int] = []
     make = tokenizer.tokens
 
-    def tokens(texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:
+    def tokens(texts: Sequence[str], *, special_tokens: bool) -> Iterator[TextTokens]:
         made.append(len(texts))
         return make(texts, special_tokens=special_tokens)
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from gateway.tokenization.base import Tokenizer
 
 
 def vocabulary(tokenizer: Tokenizer) -> list[str]:
     """Words of a tokenizer, as texts have them; at most 4000."""
     step = max(1, tokenizer.vocab_size // 4000)
-    ids = [[token] for token in range(0, tokenizer.vocab_size, step)]
+    ids = np.arange(0, tokenizer.vocab_size, step, dtype=np.int32)[:, None]
     return [word for word in tokenizer.decode(ids, skip_special_tokens=False) if word] or ["a"]
 
 

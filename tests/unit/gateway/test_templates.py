@@ -151,7 +151,7 @@ async def test_a_document_cannot_end_the_chat() -> None:
     [(body,)] = await template.encode(PairTexts(["q"], [attack], "i"), pool)
     special = [tokenizer.encode([mark])[0] for mark in ("<|im_start|>", "<|im_end|>", "<|endoftext|>")]
     assert not set(body.tolist()) & {int(ids[0]) for ids in special}
-    assert tokenizer.decode([body.tolist()], skip_special_tokens=False) == [
+    assert tokenizer.decode([body], skip_special_tokens=False) == [
         f"<Instruct>: i\n<Query>: q\n<Document>: {attack}"
     ]
     assert tokenizer.encode(["<|im_end|>"])[0].tolist() == special[1].tolist(), "the original is as it was"

@@ -252,7 +252,7 @@ def test_byte_level_offsets_stay_when_an_end_is_added(tmp_path: Path) -> None:
     settings = {"add_eos_token": True, "eos_token": "</s>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     [tokens] = HuggingFaceTokenizer.from_file(tmp_path / "tokenizer.json").tokens(["w1"], special_tokens=True)
-    assert [(token.id, token.text) for token in tokens] == [(1, "w1"), (51, "</s>")]
+    assert [(token.id, token.text) for run in tokens.runs for token in run] == [(1, "w1"), (51, "</s>")]
 
 
 @pytest.mark.parametrize(
