@@ -181,6 +181,7 @@ class Status(msgspec.Struct, kw_only=True):
 
 Encodable: TypeAlias = msgspec.Struct | Mapping[str, object] | Sequence[object]
 
+_PAIR = rb"\ud83d\ude00"
 _JSON = msgspec.json.Encoder()
 _MSGPACK = msgspec.msgpack.Encoder()
 
@@ -203,8 +204,7 @@ def decode(kind: type[S], body: bytes, media: Media) -> S:
     except msgspec.ValidationError as error:
         raise ApiError(ErrorKind.INVALID_BODY, str(error), param=_field(str(error))) from None
     except msgspec.DecodeError as error:
-        where = "" if "(byte " in str(error) else f" (in a body of {len(body)} bytes)"
-        raise ApiError(ErrorKind.INVALID_BODY, f"{error}{where}") from None
+        raise ApiError(ErrorKind.INVALID_BODY, _told(str(error), kind, body, media)) from None
     except RecursionError:
         raise ApiError(ErrorKind.INVALID_BODY, "the body is nested too deeply") from None
 
@@ -212,6 +212,17 @@ def decode(kind: type[S], body: bytes, media: Media) -> S:
 def encode(value: Encodable, media: Media) -> bytes:
     """Write `value` in the codec `media`."""
     return _JSON.encode(value) if media is Media.JSON else _MSGPACK.encode(value)
+
+
+def _told(message: str, kind: type[S], body: bytes, media: Media) -> str:
+    """msgspec's message with a place in it."""
+    if media is Media.JSON and b"\\u" in body[1 - len(_PAIR) :]:
+        # Where a pair would not fit in front of the end, half of one is "truncated" for msgspec.
+        try:
+            _decoder(kind, media).decode(body + b" " * len(_PAIR))
+        except msgspec.DecodeError as error:
+            message = str(error) if "surrogate" in str(error) else message
+    return message if "(byte " in message else f"{message} (in a body of {len(body)} bytes)"
 
 
 def _field(message: str) -> str | None:
