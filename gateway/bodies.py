@@ -22,8 +22,10 @@ class BodyReader:
         """The inflated body.
 
         Raises:
-            ApiError: BODY_TOO_LARGE, BODY_TIMEOUT, INVALID_BODY or UNSUPPORTED_MEDIA_TYPE.
+            ApiError: BODY_TOO_LARGE, BODY_TIMEOUT, INVALID_BODY, UNSUPPORTED_MEDIA_TYPE or
+                UNKNOWN_TRANSFER_CODING.
         """
+        _check_transfer(request.headers.get(hdrs.TRANSFER_ENCODING, ""))
         encoding = request.headers.get(hdrs.CONTENT_ENCODING)
         coding = None if encoding is None else _coding(encoding)
         body = await self._received(request)
@@ -76,6 +78,17 @@ class BodyReader:
     def _too_large(self, what: str) -> ApiError:
         message = f"the body {what}; this server takes up to {self._max_bytes} bytes"
         return ApiError(ErrorKind.BODY_TOO_LARGE, message)
+
+
+def _check_transfer(codings: str) -> None:
+    """Refuse what is more than `chunked`, all that aiohttp takes off a body that has other codings as well.
+
+    Raises:
+        ApiError: UNKNOWN_TRANSFER_CODING.
+    """
+    if {coding.strip().lower() for coding in codings.split(",")} - {"chunked", ""}:
+        message = f"Transfer-Encoding is {shown(codings)}; this server knows chunked"
+        raise ApiError(ErrorKind.UNKNOWN_TRANSFER_CODING, message, closes=True)
 
 
 def _coding(encoding: str) -> str | None:

@@ -68,6 +68,7 @@ _TEI_TYPES: dict[ErrorKind, TEIErrorType] = {
     ErrorKind.NOT_SUPPORTED: "Backend",
     ErrorKind.OVERLOADED: "Overloaded",
     ErrorKind.DEADLINE_EXPIRED: "Overloaded",
+    ErrorKind.UNKNOWN_TRANSFER_CODING: "Validation",
     ErrorKind.UNAVAILABLE: "Unhealthy",
 }
 

@@ -49,6 +49,11 @@ class ErrorKind(enum.Enum):
     EXPECTATION_FAILED = (HTTPStatus.EXPECTATION_FAILED, "invalid_request_error", "expectation_failed")
     OVERLOADED = (HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_error", "overloaded")
     INTERNAL = (HTTPStatus.INTERNAL_SERVER_ERROR, "server_error", "internal_error")
+    UNKNOWN_TRANSFER_CODING = (
+        HTTPStatus.NOT_IMPLEMENTED,
+        "invalid_request_error",
+        "unknown_transfer_coding",
+    )
     INFERENCE_FAILED = (HTTPStatus.INTERNAL_SERVER_ERROR, "server_error", "inference_failed")
     NON_FINITE_OUTPUT = (HTTPStatus.INTERNAL_SERVER_ERROR, "server_error", "non_finite_output")
     OUT_OF_MEMORY = (HTTPStatus.SERVICE_UNAVAILABLE, "server_error", "out_of_memory")

@@ -48,6 +48,7 @@ _NOT_OF_ROUTES = {
     ErrorKind.INVALID_HTTP,
     ErrorKind.HEAD_TIMEOUT,
     ErrorKind.EXPECTATION_FAILED,
+    ErrorKind.UNKNOWN_TRANSFER_CODING,
 }
 
 

@@ -226,6 +226,22 @@ async def test_what_cannot_be_read_is_400_whatever_its_path(server: Served, path
     await server.assert_works()
 
 
+@pytest.mark.parametrize(
+    ("codings", "status"),
+    [("gzip, chunked", 501), ("GZIP,chunked", 501), ("identity, chunked", 501), ("Chunked", 200)],
+)
+async def test_a_transfer_coding_that_is_not_known_is_501(server: Served, codings: str, status: int) -> None:
+    chunks = b'e\r\n{"input": [5]}\r\n0\r\n\r\n'
+    lines = ("POST /v1/embeddings HTTP/1.1", f"Transfer-Encoding: {codings}")
+    raw = await ask(server, request(*lines, body=chunks))
+    assert raw.status == status
+    if status == 501:
+        assert raw.code == "unknown_transfer_coding"
+        assert raw.value["error"]["message"].startswith(f"Transfer-Encoding is {codings!r}")
+        assert raw.headers["connection"] == "close"
+    await server.assert_works()
+
+
 async def test_strays_are_counted_under_no_path_of_theirs(server: Served) -> None:
     await ask(server, request("CONNECT x:80 HTTP/1.1"))
     await ask(server, b"BREW /pot HTTP/1.1\r\nHost: x\r\n\r\n")
