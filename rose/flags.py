@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import TypeAlias
 
 from rose.engine_options import DEFAULT_BATCH_TOKENS, MOST_BATCH_TOKENS, EngineOptions
@@ -10,12 +11,16 @@ from rose.model_aliases import ALIASES
 
 Group: TypeAlias = "argparse._ArgumentGroup"
 
+# Not as torch reads them: its import takes seconds.
+_DEVICE = re.compile(r"auto|(cpu|cuda)(:\d+)?")
+
 
 def add_model_flags(group: Group) -> None:
     """Which model, and how it is loaded."""
     group.add_argument(
         "--model",
         metavar="NAME_OR_PATH",
+        type=_model,
         default="minilm",
         help="a folder in Hugging Face layout, a hub name (org/name or org/name@revision), or one of "
         f"{', '.join(ALIASES)}; default: %(default)s",
@@ -39,6 +44,7 @@ def add_model_flags(group: Group) -> None:
     group.add_argument(
         "--device",
         metavar="auto|cpu|cuda|cuda:N",
+        type=_devices,
         default="auto",
         help="auto: CUDA if there is a device, else the CPU; a server takes several, like cuda:0,cuda:1, and "
         "runs an engine on each; default: %(default)s",
@@ -138,6 +144,19 @@ def engine_options(args: argparse.Namespace) -> EngineOptions:
         max_graphs=args.max_graphs,
         max_graph_bytes=args.max_graph_bytes,
     )
+
+
+def _model(text: str) -> str:
+    if not text:  # as a path it is the current folder
+        raise argparse.ArgumentTypeError("it is empty; give a folder, a hub name or an alias")
+    return text
+
+
+def _devices(text: str) -> str:
+    for part in text.split(","):
+        if not _DEVICE.fullmatch(part.strip()):
+            raise argparse.ArgumentTypeError(f"{part!r} is not auto, cpu, cuda or cuda:N")
+    return text
 
 
 def positive(text: str) -> int:

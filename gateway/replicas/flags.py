@@ -79,8 +79,6 @@ def replica_options(args: argparse.Namespace, environ: Mapping[str, str]) -> Rep
 
 def _spread(devices: tuple[str, ...], count: int | None) -> tuple[str, ...]:
     """A device for each of `count` engines; None: one on each device."""
-    if not all(devices):
-        raise ValueError(f"argument --device: {','.join(devices)!r} has an empty part")
     if count is None:
         return devices
     if count < 1:

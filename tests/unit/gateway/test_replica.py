@@ -234,7 +234,7 @@ def test_without_them_the_engine_is_in_this_process() -> None:
         ("--no-engine --replicas 2", "there is no engine to have --replicas"),
         ("--replicas 0", "--replicas: 0"),
         ("--replicas 3 --device cuda:0,cuda:1", "--replicas: 3, but --device names 2"),
-        ("--device cuda:0,", "has an empty part"),
+        ("--device cuda:0,", "'' is not auto, cpu, cuda or cuda:N"),
         ("--replica host:1", "no replica's URL"),
         ("--replica-file /no/such/file", "cannot read /no/such/file"),
     ],
