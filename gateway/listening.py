@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,11 +62,14 @@ def add_flags(group: Group) -> None:
     group.add_argument(
         "--tls-cert",
         metavar="PATH",
-        type=Path,
+        type=_readable,
         help="PEM file with the certificate and its chain: speak HTTPS only; default: HTTP",
     )
     group.add_argument(
-        "--tls-key", metavar="PATH", type=Path, help="PEM file with its key; default: it is in --tls-cert"
+        "--tls-key",
+        metavar="PATH",
+        type=_readable,
+        help="PEM file with its key; default: it is in --tls-cert",
     )
 
 
@@ -98,6 +102,13 @@ def take_port(options: ListenOptions) -> Port:
         )
         another = "--port or --host" if options.uds is None else "--uds"
         raise ListenError(f"cannot listen on {where}: {reason}; choose another {another}") from error
+
+
+def _readable(text: str) -> Path:
+    path = Path(text)
+    if path.is_dir() or not os.access(path, os.R_OK):  # not by opening it: a pipe gives what it has but once
+        raise argparse.ArgumentTypeError(f"cannot read {text}")
+    return path
 
 
 def _tls(options: ListenOptions) -> ssl.SSLContext | None:

@@ -28,14 +28,16 @@ def test_without_flags_the_packaged_model_is_served_to_this_machine_only() -> No
 
 
 def test_every_flag_reaches_its_room(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").touch()
+    for name in ("tokenizer.json", "c", "k"):
+        (tmp_path / name).touch()
     flags = (
         f"--model x --load-format dummy --tokenizer {tmp_path} --dtype bfloat16 --device cuda:1 --seed 5"
         " --max-model-len 9 --max-batch-tokens 10 --max-batch-seqs 11 --threads 12"
         " --capture all --max-graphs 13 --max-graph-bytes 14 --max-waiting-tokens 15 --max-waiting-seqs 16"
         " --max-items 17 --max-request-tokens 18 --max-body-bytes 19 --request-timeout-s 20"
         " --tokenizer-threads 21 --drain-s 22 --served-model-name a --served-model-name b --api-key k"
-        " --log-level debug --host ::1 --port 23 --uds /s --tls-cert /c --tls-key /k --api-dialect perplexity"
+        f" --log-level debug --host ::1 --port 23 --uds /s --tls-cert {tmp_path}/c --tls-key {tmp_path}/k"
+        " --api-dialect perplexity"
         " --max-outstanding-requests 24 --body-timeout-s 25 --perplexity-max-items 26"
         " --perplexity-max-request-tokens 27 --cors-origin https://a --cors-origin https://b"
         " --head-timeout-s 28 --keepalive-timeout-s 29 --no-dashboard"
@@ -61,8 +63,8 @@ def test_every_flag_reaches_its_room(tmp_path: Path) -> None:
     assert (gateway.api_dialect, gateway.cors_origins) == ("perplexity", ("https://a", "https://b"))
     assert (options.listen.uds, options.listen.tls_cert, options.listen.tls_key) == (
         Path("/s"),
-        Path("/c"),
-        Path("/k"),
+        tmp_path / "c",
+        tmp_path / "k",
     )
     assert (gateway.served_model_names, gateway.api_keys) == (("a", "b"), ("k",))
     assert (options.tokenizer, options.log_level) == (tmp_path / "tokenizer.json", "debug")
@@ -101,6 +103,9 @@ def test_a_key_from_the_environment_is_one_more(monkeypatch: pytest.MonkeyPatch)
         ("--device cuda:0,tpu", "argument --device: 'tpu' is not auto, cpu, cuda or cuda:N"),
         ("--device=", "argument --device: '' is not auto, cpu, cuda or cuda:N"),
         ("--model=", "argument --model: it is empty; give a folder, a hub name or an alias"),
+        ("--tls-cert /no/file", "argument --tls-cert: cannot read /no/file"),
+        ("--tls-cert /", "argument --tls-cert: cannot read /"),
+        ("--tls-key /no/file", "argument --tls-key: cannot read /no/file"),
         ("--tokenizer /no/file", "argument --tokenizer: there is no file /no/file"),
         ("--cors-origin example.com", "the CORS origin 'example.com' is neither"),
         ("--cors-origin https://a/", "the CORS origin 'https://a/' is neither"),
