@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include "chained_fetch.cuh"
+#include "chained_row.cuh"
 #include "chained_softmax.cuh"
 
 namespace {
@@ -33,14 +34,9 @@ __device__ __forceinline__ void pass_turn() {
     asm volatile("bar.arrive %0, %1;" ::"r"(5 - static_cast<int>(threadIdx.x / 128)), "n"(kComputing) : "memory");
 }
 
-struct Out {
-    __nv_bfloat16* rows;
-    int64_t stride;  // of a row, in numbers
-};
-
 template <int kDim, bool kCausal, bool kPaired>
-__device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, const Works& works, const Out& out,
-                                        float scale, int begin, int end) {
+__device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, const Heads& heads, const Works& works,
+                                        const Out& out, float scale, int begin, int end) {
     const int warp = threadIdx.x % 128 / 32, mine = warpgroup() * kMine;
     const bool reports = threadIdx.x % 32 == 0;
     Ring queries = shared.queries(), keys = shared.keys();
@@ -48,10 +44,11 @@ __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, con
     bool adds = false;  // whether values of this work are mixed already
     Work before{}, work = read_work<kPaired>(works, begin);
     uint32_t before_queries = 0, before_empty = 0;
-    // Of this work: this warpgroup's queries, tiles of keys, the keys that a thread's first query sees of the last of
-    // them, and rows of the sequence from that query on.
+    bool great = false;  // whether rows have to be made again
+    // Of this work: this warpgroup's queries, tiles of keys, and the keys that a thread's first query sees of the last of
+    // them.
     uint32_t here = 0;
-    int index = begin, tiles = 0, last_keys = 0, rows = 0;
+    int index = begin, tiles = 0, last_keys = 0;
 
     // Keys or values of a tile have been read: all blocks that fetch them are told.
     const auto leave = [&](uint32_t barrier) {
@@ -69,8 +66,8 @@ __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, con
     const auto finish = [&](const float(&totals)[2]) {
         const int first = before.tile * kQueries + mine + warp * 16;
         const int64_t row = before.first + first;
-        chain.write(totals, before_queries + warp * 2048, out.rows + row * out.stride + before.head * kDim, out.stride,
-                    before.length - first);
+        great |= chain.write(totals, before_queries + warp * 2048, out.at<kDim>(row, before.head), out.stride,
+                             before.length - first);
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         __syncwarp();
         if (reports) arrive(before_empty);
@@ -79,7 +76,6 @@ __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, con
     // in which it was fetched, keys of both tiles, then values of the pair before.
     const auto step = [&](auto first, auto half, int tile) {
         constexpr bool kFirst = decltype(first)::value, kHalf = decltype(half)::value;
-        float factors[2];
         if (kHalf && mine > 0) skip();
         const uint32_t keys_empty = keys.is_empty();
         uint32_t values_empty = 0, values_full = 0, parity = 0;
@@ -107,7 +103,7 @@ __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, con
         }
         leave(keys_empty);
         if (tile == tiles - 1 && (kCausal || last_keys < kKeys)) chain.hide(last_keys, kCausal ? 8 : 0);
-        const bool scales = chain.template weigh<kFirst>(scale, rows, factors);
+        chain.template weigh<kFirst>(scale);
         if (mixes) {
             // This wait is long over. It is a branch, across which the compiler does not move the next one: it would
             // stand before most of the powers.
@@ -117,7 +113,6 @@ __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, con
             if (kHalf && !kFirst && mine == 0) skip();
         }
         if (kFirst && mixes) finish(chain.done);
-        if (scales) chain.scale_mixed(factors);
         chain.pack();
         adds = !kFirst;
     };
@@ -138,7 +133,6 @@ __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, con
         here = queries.here() + mine * 128;
         tiles = work.key_tiles<kCausal>();
         last_keys = kCausal ? mine + warp * 16 + threadIdx.x % 32 / 4 + 1 : work.length - (tiles - 1) * kKeys;
-        rows = work.length - work.tile * kQueries - mine - warp * 16 - threadIdx.x % 32 / 4;
         const Work after = index + 1 < end ? read_work<kPaired>(works, index + 1) : work;
         wait_for(queries.is_full(), queries.parity);
         step(yes, no, 0);
@@ -155,7 +149,6 @@ __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, con
         here = queries.here();
         tiles = work.key_tiles<kCausal>();
         last_keys = work.length - (tiles - 1) * kKeys;
-        rows = work.length - first - warp * 16 - threadIdx.x % 32 / 4;
         wait_for(queries.is_full(), queries.parity);
         step(yes, yes, second);
 #pragma unroll 1
@@ -173,16 +166,25 @@ __device__ __forceinline__ void compute(const AttentionMemory<kDim>& shared, con
         sync_block();
         if (second) chain.hand_over(parts);
         sync_block();
-        if (second) return;
-        chain.take_over(parts);
+        if (!second) chain.take_over(parts), finish(chain.totals);
     } else {
         mix_last();
+        finish(chain.totals);
     }
-    finish(chain.totals);
+    if (!__any_sync(0xFFFFFFFF, great)) return;
+#pragma unroll 1
+    for (index = begin; index < end; ++index) {
+        work = read_work<kPaired>(works, index);
+        const bool half = work.template is_half<kCausal>();
+        if (half && second) break;
+        const int first = (half ? ~work.tile * kMine : work.tile * kQueries + mine) + warp * 16;
+        attend_again<kDim, kCausal>(heads, out, work, first, scale);
+    }
 }
 
 template <int kDim, bool kCausal, bool kPaired>
-__device__ __forceinline__ void attend(const HeadMaps& maps, const Works& works, const Out& out, int group, float scale) {
+__device__ __forceinline__ void attend(const HeadMaps& maps, const Heads& heads, const Works& works, const Out& out,
+                                       float scale) {
     extern __shared__ __align__(1024) uint8_t memory[];
     const AttentionMemory<kDim> shared{shared_address(memory)};
     if (threadIdx.x == 0) {
@@ -203,10 +205,10 @@ __device__ __forceinline__ void attend(const HeadMaps& maps, const Works& works,
     const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);
     if (warp < kWarps) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kComputingRegisters));
-        compute<kDim, kCausal, kPaired>(shared, works, out, scale, begin, end);
+        compute<kDim, kCausal, kPaired>(shared, heads, works, out, scale, begin, end);
     } else {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kFetchingRegisters));
-        if (threadIdx.x == kComputing) fetch_all<kDim, kCausal, kPaired>(shared, maps, works, group, begin, end);
+        if (threadIdx.x == kComputing) fetch_all<kDim, kCausal, kPaired>(shared, maps, works, heads.group, begin, end);
         __syncwarp();
     }
     if (kPaired) {  // the other may still tell this one's barriers; what this one told must have come before it goes
@@ -218,14 +220,16 @@ __device__ __forceinline__ void attend(const HeadMaps& maps, const Works& works,
 }  // namespace
 
 // q [T, Hq * D]: boxes of 64 columns and 128 rows. k, v [T, Hk * D]: the same, or of 64 rows for pairs of blocks, which
-// have two heads with the same keys. group: query heads a key head. scale: of logarithms to base 2. stride: of a row of
-// `out`.
-#define KERNEL(name, dim, causal, paired)                                                                    \
-    extern "C" __global__ __launch_bounds__(kAttentionThreads, 1) void name(                                 \
-        const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,                        \
-        const __grid_constant__ CUtensorMap v, __nv_bfloat16* out, int64_t stride, const int* list,          \
-        int capacity, int group, float scale) {                                                              \
-        attend<dim, causal, paired>({&q, &k, &v}, {list, capacity}, {out, stride}, group, scale);            \
+// have two heads with the same keys. qs, ks, vs: the same, for rows that a warp makes again. group: query heads a key head.
+// scale: of logarithms to base 2. Strides: of a row, in numbers.
+#define KERNEL(name, dim, causal, paired)                                                                      \
+    extern "C" __global__ __launch_bounds__(kAttentionThreads, 1) void name(                                   \
+        const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,                          \
+        const __grid_constant__ CUtensorMap v, const __nv_bfloat16* qs, int64_t q_stride,                      \
+        const __nv_bfloat16* ks, int64_t k_stride, const __nv_bfloat16* vs, int64_t v_stride,                  \
+        __nv_bfloat16* out, int64_t stride, const int* list, int capacity, int group, float scale) {           \
+        const Heads heads{{qs, q_stride}, {ks, k_stride}, {vs, v_stride}, group};                              \
+        attend<dim, causal, paired>({&q, &k, &v}, heads, {list, capacity}, {out, stride}, scale);              \
     }
 #define KERNELS(dim)                                          \
     KERNEL(chained_##dim, dim, false, false)                  \

@@ -62,8 +62,7 @@ class ChainedKernels:
         boxes = (TILE_ROWS, self._key_rows, self._key_rows)
         maps = [self._library.tensor_map(*_heads_view(x, rows)) for x, rows in zip(qkv, boxes, strict=True)]
         numbers = (
-            ctypes.c_void_p(out.data_ptr()),
-            ctypes.c_int64(out.stride(0)),
+            *(number for x in (*qkv, out) for number in _rows(x)),
             ctypes.c_void_p(works.memory.data_ptr()),
             ctypes.c_int(works.capacity),
             ctypes.c_int(q.shape[1] // k.shape[1]),
@@ -73,6 +72,11 @@ class ChainedKernels:
         attributes = self._attributes[current() is not Early.NO]
         config = launch_config(self._library.driver, (works.blocks, 1), _THREADS, attributes, stream)
         self._library.launch(kernel, config, (*maps, *numbers))
+
+
+def _rows(x: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_int64]:
+    """Where x [T, H, D] lies, and how many numbers its rows are apart."""
+    return ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(x.stride(0))
 
 
 def _heads_view(x: Tensor, rows: int) -> View:

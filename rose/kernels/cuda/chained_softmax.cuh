@@ -6,8 +6,10 @@
 
 namespace {
 
-// Weights are powers of two under a maximum that may be too low by so many: values need not be scaled at each new one.
-constexpr float kSlack = 8;
+// Weights are powers of two over the level of a row, the maximum of its first tile. No other tile's is looked for: that
+// takes a fifth of the softmax's instructions. A row of a greater sum, whose weights may leave the range of fp32 and
+// bf16, is made once more (chained_row.cuh).
+constexpr float kGreatestSum = 0x1p64f;
 
 // d [64, kDim] += a [64, 16] @ b [16, kDim], or without what d held. a: a warp's 16 rows in registers. b: rows of 128
 // bytes in shared memory, halves of the dimensions kHalfBytes apart.
@@ -47,7 +49,7 @@ __device__ __forceinline__ float power_of_two_here(float x) {
 }
 
 // What a thread has of its two queries, lane / 4 of its warp's 16 and 8 further: scores (S), weights (P), mixed values
-// (O), totals (sums of P), and the level that weights are powers of two under (a maximum that may lag behind).
+// (O), totals (sums of P), and the level that weights are powers of two over.
 template <int kDim>
 struct Chain {
     // What a warpgroup hands over: so many times 16 bytes of each thread.
@@ -65,49 +67,28 @@ struct Chain {
             if (i / 4 * 8 + i % 2 >= left + (i / 2 % 2) * more) scores[i] = -INFINITY;
     }
 
-    // Scores become weights. Returns whether `factors` must scale what is mixed already. rows: of the sequence from this
-    // thread's first query on. Queries past its end must not raise the level, whatever their scores are.
+    // Scores become weights.
     template <bool kFirst>
-    __device__ __forceinline__ bool weigh(float scale, int rows, float (&factors)[2]) {
-        float most[2];
-        bool higher = false;
+    __device__ __forceinline__ void weigh(float scale) {
 #pragma unroll
-        for (int row = 0; row < 2; ++row) {
-            most[row] = scores[row * 2];
+        for (int row = 0; kFirst && row < 2; ++row) {
+            float most = scores[row * 2];
 #pragma unroll
-            for (int i = 1; i < kKeys / 4; ++i)
-                most[row] = fmaxf(most[row], scores[i / 2 * 4 + row * 2 + i % 2]);
-            most[row] = fmaxf(most[row], __shfl_xor_sync(0xFFFFFFFF, most[row], 1));
-            most[row] = fmaxf(most[row], __shfl_xor_sync(0xFFFFFFFF, most[row], 2)) * scale;
-            if (!kFirst) higher |= row * 8 < rows && most[row] > level[row] + kSlack;
-        }
-        const bool scales = !kFirst && __any_sync(0xFFFFFFFF, higher);
-#pragma unroll
-        for (int row = 0; row < 2; ++row) {
-            if (kFirst) {
-                done[row] = totals[row], totals[row] = 0, level[row] = most[row];
-            } else if (scales) {
-                const float next = fmaxf(level[row], most[row]);
-                factors[row] = power_of_two_here(level[row] - next);
-                totals[row] *= factors[row], level[row] = next;
-            }
+            for (int i = 1; i < kKeys / 4; ++i) most = fmaxf(most, scores[i / 2 * 4 + row * 2 + i % 2]);
+            most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFF, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFF, most, 2));
+            done[row] = totals[row], totals[row] = 0, level[row] = most * scale;
         }
 #pragma unroll
         for (int i = 0; i < kKeys / 2; ++i) {
             scores[i] = power_of_two_here(scores[i] * scale - level[i / 2 % 2]);
             totals[i / 2 % 2] += scores[i];
         }
-        return scales;
     }
 
     __device__ __forceinline__ void pack() {
 #pragma unroll
         for (int i = 0; i < kKeys / 4; ++i) weights[i / 4][i % 4] = packed(scores[i * 2], scores[i * 2 + 1]);
-    }
-
-    __device__ __forceinline__ void scale_mixed(const float (&factors)[2]) {
-#pragma unroll
-        for (int i = 0; i < kDim / 2; ++i) mixed[i] *= factors[i / 2 % 2];
     }
 
     __device__ __forceinline__ void request_scores(uint32_t queries, uint32_t keys) {
@@ -144,7 +125,8 @@ struct Chain {
         for (int row = 0; row < 2; ++row) {
             const float most = fmaxf(level[row], levels[row]);
             here[row] = power_of_two(level[row] - most), there[row] = power_of_two(levels[row] - most);
-            totals[row] = totals[row] * here[row] + others[row] * there[row];
+            const bool great = fmaxf(totals[row], others[row]) > kGreatestSum;
+            totals[row] = great ? INFINITY : totals[row] * here[row] + others[row] * there[row];
         }
 #pragma unroll
         for (int i = 0; i < kDim / 2; i += 4) {
@@ -156,17 +138,20 @@ struct Chain {
     }
 
     // What is mixed over `sums` of weights: by way of `stage`, this warp's rows of the work's queries, to up to `rows`
-    // rows from `out` on.
-    __device__ __forceinline__ void write(const float (&sums)[2], uint32_t stage, __nv_bfloat16* out, int64_t stride,
+    // rows from `out` on. Returns whether one has too great a sum: what is written of it is no number.
+    __device__ __forceinline__ bool write(const float (&sums)[2], uint32_t stage, __nv_bfloat16* out, int64_t stride,
                                           int rows) const {
         const int lane = threadIdx.x % 32;
         float by[2];
+        bool great = false;
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
             float total = sums[row];
             total += __shfl_xor_sync(0xFFFFFFFF, total, 1);
             total += __shfl_xor_sync(0xFFFFFFFF, total, 2);
-            by[row] = __fdividef(1.0f, total);
+            const bool too_great = total > kGreatestSum;
+            by[row] = too_great ? NAN : __fdividef(1.0f, total);
+            great |= too_great && lane / 4 + row * 8 < rows;
         }
 #pragma unroll
         for (int pair = 0; pair < kDim / 16; ++pair) {
@@ -186,6 +171,7 @@ struct Chain {
             const float4 four = load_shared4(stage + piece / 8 * kHalfBytes + row * 128 + ((piece ^ row) % 8 * 16));
             if (row < rows) *reinterpret_cast<float4*>(out + row * stride + piece * 8) = four;
         }
+        return great;
     }
 };
 

@@ -18,8 +18,7 @@ from tests.unit.kernels.fake_driver import FakeDriver
 
 # Of the kernel's parameters behind its three tensor maps.
 KINDS = (
-    ctypes.c_void_p,
-    ctypes.c_int64,
+    *(ctypes.c_void_p, ctypes.c_int64) * 4,
     ctypes.c_void_p,
     ctypes.c_int,
     ctypes.c_int,
@@ -62,7 +61,8 @@ def test_a_launch_says_where_heads_and_works_are(
     (call,) = driver.launches
     assert (call.kernel, call.grid, call.block) == (f"chained_{dim}", (132, 1, 1), (384, 1, 1))
     assert (call.shared, call.stream, call.count) == (227 * 1024, 77, 0)
-    assert call.seen == [out.data_ptr(), 4 * dim, works.data_ptr(), 12, 2, 0.25]
+    rows = [number for x in heads for number in (x.data_ptr(), 8 * dim)]
+    assert call.seen == [*rows, out.data_ptr(), 4 * dim, works.data_ptr(), 12, 2, 0.25]
     # Rows are those of the packed product; of each a box is 64 columns of a tile.
     assert driver.maps == [
         (x.data_ptr(), [count * dim, 300], [8 * dim * 2], [64, 128], [1, 1])
