@@ -123,5 +123,6 @@ def test_the_source_has_these_kernels() -> None:
     }
     assert set(re.findall(r"\bKERNELS\((\d+)\)", text)) == {"64", "128"}
     maps = ", ".join(f"const __grid_constant__ CUtensorMap {name}" for name in "qkv")
+    heads = ", ".join(f"const __nv_bfloat16* {name}s, int64_t {name}_stride" for name in "qkv")
     numbers = "__nv_bfloat16* out, int64_t stride, const int* list, int capacity, int group, float scale"
-    assert f"void name( {maps}, {numbers})" in text
+    assert f"void name( {maps}, {heads}, {numbers})" in text
