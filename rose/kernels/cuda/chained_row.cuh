@@ -6,26 +6,19 @@
 
 namespace {
 
-// Of queries, keys or values. stride: of a row, in numbers.
-struct HeadRows {
-    const __nv_bfloat16* rows;
+// Of queries, keys, values or what is made of them. stride: of a row, in numbers.
+template <typename Number>
+struct Rows {
+    Number* rows;
     int64_t stride;
 
     template <int kDim>
-    __device__ __forceinline__ const __nv_bfloat16* at(int64_t row, int head) const {
+    __device__ __forceinline__ Number* at(int64_t row, int head) const {
         return rows + row * stride + head * kDim;
     }
 };
-
-struct Out {
-    __nv_bfloat16* rows;
-    int64_t stride;
-
-    template <int kDim>
-    __device__ __forceinline__ __nv_bfloat16* at(int64_t row, int head) const {
-        return rows + row * stride + head * kDim;
-    }
-};
+using HeadRows = Rows<const __nv_bfloat16>;
+using Out = Rows<__nv_bfloat16>;
 
 struct Heads {
     HeadRows q, k, v;
