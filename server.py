@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -152,7 +153,14 @@ def parse_options(argv: Sequence[str] | None = None) -> ServerOptions:
             replica_of=args.replica_of,
         )
     except ValueError as error:
-        parser.error(str(error))
+        parser.error(_in_flags(str(error), vars(args)))
+
+
+def _in_flags(message: str, flags: Mapping[str, object]) -> str:
+    """`message` with the flags that set them in place of the options' own names."""
+    return re.sub(
+        r"\b\w+_\w+", lambda name: f"--{name[0].replace('_', '-')}" if name[0] in flags else name[0], message
+    )
 
 
 def describe(options: ServerOptions) -> dict[str, object]:
