@@ -41,6 +41,16 @@ __device__ __forceinline__ uint64_t value_descriptor(uint32_t address) {
     return ((address & 0x3FFFF) >> 4) | (static_cast<uint64_t>(kHalfBytes / 16) << 16) | (64ull << 32) | (1ull << 62);
 }
 
+// d [16, 8] += a [16, 16] @ b, whose first column is ones and all others zeros: of a row's sum only the first of its four
+// threads has any.
+__device__ __forceinline__ void add_rows(float (&d)[4], const uint32_t (&a)[4]) {
+    const uint32_t b = threadIdx.x % 32 < 4 ? 0x3F803F80 : 0;
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%8}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
+}
+
 // As power_of_two, but computed where it stands: before the wait for the product that runs beside it.
 __device__ __forceinline__ float power_of_two_here(float x) {
     float y;
@@ -54,6 +64,8 @@ template <int kDim>
 struct Chain {
     // What a warpgroup hands over: so many times 16 bytes of each thread.
     static constexpr int kParts = kDim / 8 + 1, kPitch = 128 * 16;
+    // Totals by the tensor cores, of weights as they are rounded, are faster where those have time to spare (log.md).
+    static constexpr bool kAddsByProducts = kDim == 64;
     float scores[kKeys / 2] = {}, mixed[kDim / 2] = {};
     uint32_t weights[kKeys / 16][4];
     float level[2], totals[2] = {}, done[2];  // done: totals of the work before
@@ -82,13 +94,18 @@ struct Chain {
 #pragma unroll
         for (int i = 0; i < kKeys / 2; ++i) {
             scores[i] = power_of_two_here(scores[i] * scale - level[i / 2 % 2]);
-            totals[i / 2 % 2] += scores[i];
+            if (!kAddsByProducts) totals[i / 2 % 2] += scores[i];
         }
     }
 
     __device__ __forceinline__ void pack() {
 #pragma unroll
         for (int i = 0; i < kKeys / 4; ++i) weights[i / 4][i % 4] = packed(scores[i * 2], scores[i * 2 + 1]);
+        if (!kAddsByProducts) return;
+        float sums[2][4] = {};  // two, so that no product waits for the one before
+#pragma unroll
+        for (int i = 0; i < kKeys / 16; ++i) add_rows(sums[i % 2], weights[i]);
+        totals[0] += sums[0][0] + sums[1][0], totals[1] += sums[0][2] + sums[1][2];
     }
 
     __device__ __forceinline__ void request_scores(uint32_t queries, uint32_t keys) {
