@@ -41,14 +41,13 @@ __device__ __forceinline__ uint64_t value_descriptor(uint32_t address) {
     return ((address & 0x3FFFF) >> 4) | (static_cast<uint64_t>(kHalfBytes / 16) << 16) | (64ull << 32) | (1ull << 62);
 }
 
-// d [16, 8] += a [16, 16] @ b, whose first column is ones and all others zeros: of a row's sum only the first of its four
-// threads has any.
+// d [16, 8] += a [16, 16] @ ones: each of a row's four threads has its whole sum.
 __device__ __forceinline__ void add_rows(float (&d)[4], const uint32_t (&a)[4]) {
-    const uint32_t b = threadIdx.x % 32 < 4 ? 0x3F803F80 : 0;
+    constexpr uint32_t kOnes = 0x3F803F80;
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%8}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(kOnes));
 }
 
 // As power_of_two, but computed where it stands: before the wait for the product that runs beside it.
@@ -59,7 +58,7 @@ __device__ __forceinline__ float power_of_two_here(float x) {
 }
 
 // What a thread has of its two queries, lane / 4 of its warp's 16 and 8 further: scores (S), weights (P), mixed values
-// (O), totals (sums of P), and the level that weights are powers of two over.
+// (O), totals (sums of P, or its share of them), and the level that weights are powers of two over.
 template <int kDim>
 struct Chain {
     // What a warpgroup hands over: so many times 16 bytes of each thread.
@@ -164,8 +163,10 @@ struct Chain {
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
             float total = sums[row];
-            total += __shfl_xor_sync(0xFFFFFFFF, total, 1);
-            total += __shfl_xor_sync(0xFFFFFFFF, total, 2);
+            if (!kAddsByProducts) {
+                total += __shfl_xor_sync(0xFFFFFFFF, total, 1);
+                total += __shfl_xor_sync(0xFFFFFFFF, total, 2);
+            }
             const bool too_great = total > kGreatestSum;
             by[row] = too_great ? NAN : __fdividef(1.0f, total);
             great |= too_great && lane / 4 + row * 8 < rows;
