@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from rose.batch import EngineInfo, Int32, TokenOutput
     from rose.models.registry import Model
 
+# A graph of 300 kernels takes some 0.5 MiB of the driver's memory, which grows by 2 MiB.
+_MOST_DRIVER_BYTES = 8 << 20
+
 
 class CudaForward:
     """A GraphDevice: input and output buffers that never move, and the model that works between them.
@@ -123,7 +126,7 @@ class CudaForward:
         first: that would stall what is in flight. Collection is put off instead, for a finaliser that frees
         device memory would spoil the capture; other threads may use CUDA meanwhile ("thread_local").
         """
-        free_bytes = torch.cuda.mem_get_info()[0]
+        free_bytes, reserved_bytes = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
         graph = torch.cuda.CUDAGraph()
         collects = gc.isenabled()
         gc.disable()
@@ -138,7 +141,9 @@ class CudaForward:
                 gc.enable()
         executable = GraphExec(graph.raw_cuda_graph_exec())
         executable.upload(self._stream)
-        nbytes = max(free_bytes - torch.cuda.mem_get_info()[0], 0)
+        nbytes = graph_bytes(
+            free_bytes - torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved() - reserved_bytes
+        )
         return CapturedForward(self, graph, executable, self._stream, nbytes)
 
     def destroy_retired(self, done_launches: int) -> None:
@@ -207,8 +212,17 @@ class CudaForward:
         return outputs
 
 
+def graph_bytes(device_bytes: int, torch_bytes: int) -> int:
+    """What a capture took, from what the device lost of free memory and torch gained of it meanwhile.
+
+    Another process on the device may have loaded a model in that time: the driver's share has a bound.
+    """
+    own = max(torch_bytes, 0)
+    return own + min(max(device_bytes - own, 0), _MOST_DRIVER_BYTES)
+
+
 class CapturedForward:
-    """A Graph of `CudaForward`. nbytes: device memory its capture took, which the driver counts by 2 MiB."""
+    """A Graph of `CudaForward`. nbytes: device memory its capture took; see `graph_bytes`."""
 
     __slots__ = ("_executable", "_forward", "_graph", "_stream", "nbytes")
 

@@ -43,7 +43,10 @@ class LoadedModel:
         self.attention.plan(offsets)
         cu_seqlens = torch.from_numpy(offsets).to(CUDA)
         begin(self.attention, cu_seqlens, padded_to)
-        return DeviceBatch(ids.to(CUDA), cu_seqlens, None, offsets, padded_to, self.attention)
+        # As the engine's: types where there are several, and then in every batch.
+        types = torch.zeros(padded_to, dtype=torch.int32, device=CUDA)
+        given = types if self.config.type_vocab_size > 1 else None
+        return DeviceBatch(ids.to(CUDA), cu_seqlens, given, offsets, padded_to, self.attention)
 
     def outputs(self, num_seqs: int) -> Outputs:
         vectors = torch.full((num_seqs, self.config.dimensions), float("nan"), device=CUDA)

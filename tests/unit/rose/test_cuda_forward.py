@@ -12,7 +12,7 @@ import torch
 from cuda_utils.pinned import PinnedPool, PlainHostAllocator
 from rose.attention.base import AttentionSpec
 from rose.batch import RaggedBatch
-from rose.cuda_forward import CudaForward
+from rose.cuda_forward import CudaForward, graph_bytes
 from rose.device_batch import DeviceBatch, Outputs
 from rose.staging import StagingLayout, StagingSlot
 from tests.unit.rose.simulated_device import INFO
@@ -100,3 +100,22 @@ def test_only_backends_that_plan_are_asked_to(monkeypatch: pytest.MonkeyPatch) -
         forward._backends["sdpa"] = SimpleNamespace(plans=plans, plan=plan)
         forward.plan(forward.key_of(16, 4, 2), slot)
     assert planned == [[0, 2, 3, 3, 3]]
+
+
+@pytest.mark.parametrize(
+    ("device_bytes", "torch_bytes", "expected"),
+    [
+        (2 << 20, 0, 2 << 20),
+        (0, 0, 0),
+        (42 << 20, 40 << 20, 42 << 20),
+        (3 << 30, 0, 8 << 20),  # another process loads its model
+        (3 << 30, 40 << 20, 48 << 20),
+        (-(3 << 30), 0, 0),  # or ends
+        (-(3 << 30), 40 << 20, 40 << 20),
+        (2 << 20, -(64 << 20), 2 << 20),  # torch gives back what it held for something else
+    ],
+)
+def test_what_others_do_on_the_device_is_not_a_graph_s(
+    device_bytes: int, torch_bytes: int, expected: int
+) -> None:
+    assert graph_bytes(device_bytes, torch_bytes) == expected
