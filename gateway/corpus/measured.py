@@ -18,12 +18,12 @@ class Speed(NamedTuple):
 GPU = "H200"
 # Random weights in the models' shapes, bfloat16, token ids. Source: docs/benchmarks/h200.
 SPEEDS = (
-    Speed("pplx-embed", 1024, 512, 1197),
-    Speed("pplx-embed", 1024, 1024, 543.5),
-    Speed("pplx-embed", 1024, 4096, 84.2),
-    Speed("bge-m3", 1024, 512, 1825),
-    Speed("bge-m3", 1024, 1024, 841.1),
-    Speed("bge-m3", 1024, 4096, 142.5),
+    Speed("pplx-embed", 1024, 512, 1221),
+    Speed("pplx-embed", 1024, 1024, 561.1),
+    Speed("pplx-embed", 1024, 4096, 90.8),
+    Speed("bge-m3", 1024, 512, 1862),
+    Speed("bge-m3", 1024, 1024, 868.8),
+    Speed("bge-m3", 1024, 4096, 149.3),
     Speed("bge-base", 768, 50, 55_963),
     Speed("bge-base", 768, 512, 5109),
 )
