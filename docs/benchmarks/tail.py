@@ -1,6 +1,6 @@
 """Where the slowest requests of a sequential client spend their time: in the server, or on the way to it.
 
-    python docs/benchmarks/tail.py [--model NAME ...] [--lengths 128,512] [--rounds 2000] [-- FLAGS]
+    python docs/benchmarks/tail.py [--model NAME ...] [--batch 1x128 ...] [--rounds 2000] [-- FLAGS]
 
 One server a model, with FLAGS; one client on one plain socket, which sleeps until its answer comes, then
 one that polls for it. Microseconds: "took" as the client sees it, and what of it was "inference" (a batch's
@@ -23,6 +23,7 @@ from serving import Server
 PARTS = ("took", "outside", "gateway", "queue", "inference")
 QUANTILES = (0.5, 0.9, 0.99)
 BANDS = ((0.0, 0.5), (0.5, 0.9), (0.9, 0.98), (0.98, 1.0))
+BATCHES = ("1x128", "1x512")
 WARM_ROUNDS = 150
 # With fewer a band would be empty.
 LEAST_ROUNDS = 20
@@ -78,21 +79,22 @@ def main() -> None:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("--model", action="append", help="a preset; repeatable")
-    parser.add_argument("--lengths", default="128,512", help="tokens of a request's one sequence")
-    parser.add_argument("--rounds", type=int, default=2000, help="requests of each length and client")
+    parser.add_argument("--batch", action="append", help="of a request, sequences x length; repeatable")
+    parser.add_argument("--rounds", type=int, default=2000, help="requests of each batch and client")
     parser.add_argument("flags", nargs="*", help=f"flags of server.py (default: {' '.join(DUMMY)})")
     arguments = parser.parse_args()
     if arguments.rounds < LEAST_ROUNDS:
         parser.error(f"--rounds is {arguments.rounds}; at least {LEAST_ROUNDS} make a table")
     for model in arguments.model or ("pplx-embed", "bge-m3"):
         with Server("--model", model, *(arguments.flags or DUMMY)) as server:
-            for length in map(int, arguments.lengths.split(",")):
+            for batch in arguments.batch or BATCHES:
+                count, length = map(int, batch.split("x"))
                 for polled in (False, True):
                     before_ms = waited_ms(server.pid)
-                    wire = request_of(model, VOCAB_SIZE, 1, length)
+                    wire = request_of(model, VOCAB_SIZE, count, length)
                     rows = measure((server.host, server.port), wire, arguments.rounds, polled=polled)
                     how = "polling" if polled else "sleeping"
-                    show(f"{model}, 1x{length}, {how} client", rows, waited_ms(server.pid) - before_ms)
+                    show(f"{model}, {batch}, {how} client", rows, waited_ms(server.pid) - before_ms)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import pytest
         ("scheduler.py --requests 1024", ["clients=256", "open rate=4000/s"]),
         ("overhead.py --rounds 8 --no-http", ["100x512", "GraphEngine.step, cold"]),
         (
-            "tail.py --model minilm --lengths 16 --rounds 20 -- --device cpu",
+            "tail.py --model minilm --batch 3x16 --rounds 20 -- --device cpu",
             ["polling client", "98% to 100%"],
         ),
     ],
