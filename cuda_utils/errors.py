@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+CUDA_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+
 # After these the context is lost: every later call fails too, only a new process helps.
 # Source: CUDA Runtime API, cudaError_t ("the process must be terminated and relaunched").
 # The driver's CUresult has the same values.

@@ -109,7 +109,18 @@ class CpuEngine:
             self._stream.launch(partial(_compile, self._new_rows.pop(fewer - 1)))
 
     def _forward(self, batch: RaggedBatch, longest: int) -> BatchResult:
-        """Run the model; on the worker's thread only."""
+        """Run the model and count the step; on the worker's thread only."""
+        try:
+            result = self._result(batch, longest)
+        except Exception:
+            self._failed += 1
+            raise
+        finally:
+            self._finished += 1
+        self._non_finite += len(result.non_finite)
+        return result
+
+    def _result(self, batch: RaggedBatch, longest: int) -> BatchResult:
         num_rows, shape = self._rows(batch), (batch.num_rows, self._info.dimensions)
         vectors = np.empty(shape, np.float32)
         int8 = np.empty(shape, np.int8) if self._info.has_int8 else None
@@ -120,19 +131,11 @@ class CpuEngine:
             None if int8 is None else torch.from_numpy(int8),
             {kind: torch.from_numpy(values) for kind, values in tokens.items()},
         )
-        try:
-            with torch.inference_mode():
-                self._attention.plan(batch.cu_seqlens)
-                self._model.forward(_tensors(batch, num_rows, longest, self._attention), outputs)
-        except Exception:
-            self._failed += 1
-            raise
-        finally:
-            self._finished += 1
+        with torch.inference_mode():
+            self._attention.plan(batch.cu_seqlens)
+            self._model.forward(_tensors(batch, num_rows, longest, self._attention), outputs)
         real = {kind: values[: batch.num_tokens] for kind, values in tokens.items()}
-        result = marked(BatchResult(vectors, int8, tokens=real))
-        self._non_finite += len(result.non_finite)
-        return result
+        return marked(BatchResult(vectors, int8, tokens=real))
 
 
 def _compile(num_rows: int) -> None:

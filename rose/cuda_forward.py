@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Mapping
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +14,7 @@ from cuda_utils.graph import GraphExec
 from cuda_utils.stream import CudaStream
 from rose.attention.base import BatchShape, begin
 from rose.attention.policy import GROWS_WITH_LONGEST, choose
-from rose.buckets import sequence_bucket
+from rose.buckets import sequence_bucket, token_bucket
 from rose.device_batch import DeviceBatch, Outputs
 from rose.errors import EngineDeadError
 from rose.graph_runner import CaptureError, GraphKey
@@ -61,9 +62,7 @@ class CudaForward:
         self._max_model_len = info.max_model_len
         self._has_int8 = info.has_int8
         self._token_widths = info.token_outputs
-        width = sum(info.token_outputs.values())
-        # A bucket holds fewer than 256 tokens of padding.
-        self._token_values = min(layout.max_tokens * width, info.max_token_bytes // 4 + 256 * width)
+        self._token_values = most_token_values(info)
         self._tokens: torch.Tensor | None = None
         self._input = torch.zeros(layout.capacity, dtype=torch.int32, device=device)
         output_words = -(-self.output_bytes(layout.max_seqs) // 4)
@@ -132,6 +131,8 @@ class CudaForward:
         gc.disable()
         try:
             self._record(graph, key, work)
+            executable = GraphExec(graph.raw_cuda_graph_exec())
+            executable.upload(self._stream)
         except Exception as error:
             if isinstance(as_engine_error(error), EngineDeadError):
                 raise
@@ -139,8 +140,6 @@ class CudaForward:
         finally:
             if collects:
                 gc.enable()
-        executable = GraphExec(graph.raw_cuda_graph_exec())
-        executable.upload(self._stream)
         nbytes = graph_bytes(
             free_bytes - torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved() - reserved_bytes
         )
@@ -210,6 +209,15 @@ class CudaForward:
             outputs[kind] = self._tokens[at:end].view(key.num_tokens, width)
             at = end
         return outputs
+
+
+def most_token_values(info: EngineInfo) -> int:
+    """Of the largest bucket that a step may have whose tokens give something, whatever kinds they give."""
+    outputs = info.token_outputs
+    subsets = [kinds for count in range(len(outputs)) for kinds in combinations(outputs, count + 1)]
+    buckets = [token_bucket(max(info.most_tokens(kinds), 1)) for kinds in subsets]
+    values = [info.bytes_a_token(kinds) // 4 for kinds in subsets]
+    return max((bucket * width for bucket, width in zip(buckets, values, strict=True)), default=0)
 
 
 def graph_bytes(device_bytes: int, torch_bytes: int) -> int:

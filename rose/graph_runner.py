@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 # When the cache is full, a shape must be hit this often before it may push out another. Without this, a cycle
 # of one shape more than fits would capture (some 30 ms each) at every other step and never replay.
 ADMIT_HITS = 8
+# After a failed capture a shape is tried again when it ran eagerly so often, then when twice as often, and so
+# on: what failed may have been a passing lack of memory, or may fail at every try.
+RETRY_HITS = 64
 # Of the time, for captures while many wait.
 HURRIED_SHARE = 0.2
 
@@ -48,7 +51,7 @@ class GraphKey(NamedTuple):
 
 
 class CaptureError(Exception):
-    """This shape cannot be captured; the device still works."""
+    """This shape was not captured; the device still works."""
 
 
 class Graph(Protocol):
@@ -79,7 +82,7 @@ class GraphDevice(Protocol[WorkContra]):
         """Record the forward without running it.
 
         Raises:
-            CaptureError: it cannot be captured.
+            CaptureError: it was not captured, for want of memory or because it cannot be.
         """
         ...
 
@@ -111,7 +114,8 @@ class GraphLimits:
 class Entry:
     """What is known of one shape.
 
-    misses: eager runs since it was first seen or last evicted. used: the replay that was its last, of all.
+    misses: eager runs since it was first seen or last evicted. failures: captures that failed in a row.
+    put_off: no capture before there are more misses. used: the replay that was its last, of all.
     replayed: how often it was. counts: of everything else.
     """
 
@@ -119,6 +123,8 @@ class Entry:
     capturable: bool
     graph: Graph | None = None
     misses: int = 0
+    failures: int = 0
+    put_off: int = 0
     used: int = 0
     replayed: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -185,7 +191,7 @@ class GraphRunner(Generic[Work]):
         """
         wanted = [entry for entry in map(self.entry, keys) if self._worth_capturing(entry)]
         for entry in Bar(wanted, "capturing CUDA graphs", unit="graph"):
-            if len(self._captured) >= self._limits.max_graphs or self._bytes >= self._limits.max_bytes:
+            if self._full:
                 log.warning(
                     "kept %d CUDA graphs of %d: the bound is reached", len(self._captured), len(wanted)
                 )
@@ -233,12 +239,17 @@ class GraphRunner(Generic[Work]):
         return entry.capturable and limits.mode != "off" and entry.key.num_tokens <= limits.max_tokens
 
     def _may_capture(self, entry: Entry) -> bool:
-        if not (entry.misses and self._worth_capturing(entry)):
+        if entry.misses <= entry.put_off or not self._worth_capturing(entry):
             return False
         if not (self.capture_freely or self._clock() >= self._hurried_from_s):
             return False
-        full = len(self._captured) >= self._limits.max_graphs or self._bytes >= self._limits.max_bytes
-        return not full or entry.misses >= ADMIT_HITS
+        return not self._full or entry.misses >= ADMIT_HITS
+
+    @property
+    def _full(self) -> bool:
+        """Whether one more graph, of the size that they have on average, would push out another."""
+        count, limits = len(self._captured), self._limits
+        return count >= limits.max_graphs or (count + 1) * self._bytes > count * limits.max_bytes
 
     def _capture(self, entry: Entry, work: Work) -> bool:
         """Capture and launch; False if this shape then still has to run eagerly."""
@@ -248,12 +259,13 @@ class GraphRunner(Generic[Work]):
         try:
             graph = self._device.capture(entry.key, work)
         except CaptureError as error:
-            entry.capturable = False
-            log.warning("%s runs eagerly from now on: %s", entry.key, error)
+            self._capture_took(started)
+            entry.put_off = entry.misses + (RETRY_HITS << entry.failures)
+            entry.failures += 1
+            log.warning("%s runs eagerly for now: %s", entry.key, error)
             return False
-        ended = self._clock()
-        entry.capture_s = ended - started
-        self._hurried_from_s = ended + entry.capture_s * (1 / HURRIED_SHARE - 1)
+        entry.capture_s = self._capture_took(started)
+        entry.failures = entry.put_off = 0
         if graph.nbytes > self._limits.max_bytes:
             entry.capturable = False
             log.warning("%s runs eagerly: its graph takes %d bytes", entry.key, graph.nbytes)
@@ -264,6 +276,12 @@ class GraphRunner(Generic[Work]):
         self._keep(entry, graph)
         graph.launch()
         return True
+
+    def _capture_took(self, started_s: float) -> float:
+        """Seconds since then; while many wait, the next capture is put off in proportion."""
+        ended_s = self._clock()
+        self._hurried_from_s = ended_s + (ended_s - started_s) * (1 / HURRIED_SHARE - 1)
+        return ended_s - started_s
 
     def _keep(self, entry: Entry, graph: Graph) -> None:
         entry.graph = graph

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from cuda_utils.errors import STICKY_CUDA_ERRORS, DeviceError
+from cuda_utils.errors import CUDA_OUT_OF_MEMORY, STICKY_CUDA_ERRORS, CudaError, DeviceError
 from rose.batch import BatchResult
 from rose.errors import EngineDeadError, EngineError, OutOfMemoryError, StepError
 
@@ -25,7 +25,7 @@ def as_engine_error(error: Exception) -> EngineError:
         return type(error)(*error.args)
     if _is_sticky(error):
         return EngineDeadError(f"the device can run no further step: {error}")
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or _CPU_ALLOCATOR in str(error):
+    if _is_out_of_memory(error):
         return OutOfMemoryError(f"too little memory for this step: {error}")
     return StepError(f"the step failed: {error!r}")
 
@@ -48,7 +48,15 @@ def marked(result: BatchResult) -> BatchResult:
 
 
 def _is_sticky(error: Exception) -> bool:
-    if isinstance(error, DeviceError):
-        return error.sticky
-    # torch.AcceleratorError carries the cudaError_t that torch met first.
-    return getattr(error, "error_code", None) in STICKY_CUDA_ERRORS
+    return error.sticky if isinstance(error, DeviceError) else _cuda_code(error) in STICKY_CUDA_ERRORS
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or _CPU_ALLOCATOR in str(error):
+        return True
+    return _cuda_code(error) == CUDA_OUT_OF_MEMORY
+
+
+def _cuda_code(error: Exception) -> int | None:
+    """The cudaError_t that CUDA, or torch by a torch.AcceleratorError, met first."""
+    return error.value if isinstance(error, CudaError) else getattr(error, "error_code", None)

@@ -12,6 +12,8 @@ def read(fields: Fields, head: Head) -> ModelConfig:
     fields.require("position_embedding_type", "absolute")
     if fields.get("is_decoder"):
         raise fields.refuse("is_decoder true is not supported")
+    if head.task == "sparse":  # words are weighed by the word embedding
+        fields.require("tie_word_embeddings", True)
     roberta = "roberta" in str(fields.get("model_type"))
     offset = fields.integer("pad_token_id", 1, least=0) + 1 if roberta else 0
     hidden_size = fields.integer("hidden_size")

@@ -105,6 +105,14 @@ def test_what_would_be_wrong_is_refused(
         load_config(tmp_path)
 
 
+def test_words_that_have_an_embedding_and_another_weight_are_refused(tmp_path: Path) -> None:
+    save(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tie_word_embeddings": False}))
+    with pytest.raises(ModelLoadError, match="tie_word_embeddings False is not supported"):
+        load_config(tmp_path)
+
+
 def test_other_heads_give_no_words(tmp_path: Path) -> None:
     save(tmp_path)
     file = tmp_path / "config.json"

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from cuda_utils.errors import CudaError
 from cuda_utils.pinned import PinnedPool, PlainHostAllocator
 from rose.attention.base import AttentionSpec
-from rose.batch import RaggedBatch
-from rose.cuda_forward import CudaForward, graph_bytes
+from rose.batch import EngineInfo, RaggedBatch, TokenOutput
+from rose.buckets import token_bucket
+from rose.cuda_forward import CudaForward, graph_bytes, most_token_values
 from rose.device_batch import DeviceBatch, Outputs
+from rose.graph_runner import CaptureError
 from rose.staging import StagingLayout, StagingSlot
 from tests.unit.rose.simulated_device import INFO
 
@@ -119,3 +126,58 @@ def test_what_others_do_on_the_device_is_not_a_graph_s(
     device_bytes: int, torch_bytes: int, expected: int
 ) -> None:
     assert graph_bytes(device_bytes, torch_bytes) == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "raised"), [(2, CaptureError), (700, CudaError)], ids=["out of memory", "illegal address"]
+)
+def test_a_graph_that_cannot_be_uploaded_was_not_captured(
+    monkeypatch: pytest.MonkeyPatch, code: int, raised: type[Exception]
+) -> None:
+    class Executable:
+        def __init__(self, pointer: int) -> None:
+            assert pointer == 7
+
+        def upload(self, stream: object) -> None:
+            raise CudaError(code, "cuGraphUpload")
+
+    class Captured(Graph):
+        def raw_cuda_graph_exec(self) -> int:
+            return 7
+
+    forward, _ = forward_of(monkeypatch, ("sdpa",))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Captured)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 0))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
+    monkeypatch.setattr("rose.cuda_forward.GraphExec", Executable)
+    slot = StagingSlot(0, LAYOUT, PinnedPool(PlainHostAllocator(), 1 << 20))
+    slot.fill(RaggedBatch.pack([np.ones(3, np.int32)]), 16, 1)
+    with pytest.raises(raised, match="cuGraphUpload"):
+        forward.capture(forward.key_of(16, 1, 3), slot)
+
+
+@given(
+    widths=st.dictionaries(
+        st.sampled_from(["hidden", "lexical", "multi_vector"]), st.sampled_from([1, 7, 384, 1024]), max_size=3
+    ),
+    max_batch_tokens=st.integers(1, 200_000),
+    max_token_bytes=st.integers(0, 1 << 28),
+)
+def test_what_tokens_give_fits_in_any_step_that_is_allowed(
+    widths: dict[TokenOutput, int], max_batch_tokens: int, max_token_bytes: int
+) -> None:
+    info: EngineInfo = replace(
+        INFO, token_outputs=widths, max_batch_tokens=max_batch_tokens, max_token_bytes=max_token_bytes
+    )
+    room = most_token_values(info)
+    for count in range(1, len(widths) + 1):
+        for kinds in combinations(widths, count):
+            width = sum(widths[kind] for kind in kinds)
+            for num_tokens in {1, info.most_tokens(kinds) // 2, info.most_tokens(kinds)} - {0}:
+                assert token_bucket(num_tokens) * width <= room
+
+
+def test_of_a_small_model_s_tokens_the_largest_step_has_room() -> None:
+    info = replace(INFO, token_outputs={"hidden": 384}, max_batch_tokens=131_072, max_token_bytes=64 << 20)
+    assert info.most_tokens(["hidden"]) == 43_690
+    assert most_token_values(info) == 44_032 * 384

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from cuda_utils.errors import CudaError
 from cuda_utils.lazy_tensor import LazyTensor
 from rose.attention.base import AttentionBackend
 from rose.batch import EngineInfo, RaggedBatch
@@ -23,6 +24,7 @@ from rose.cpu_engine import CpuEngine, _CpuStep
 from rose.device_batch import DeviceBatch, Outputs
 from rose.errors import EngineDeadError, EngineError, OutOfMemoryError, StepError
 from rose.limits import StepLimits
+from rose.step_errors import as_engine_error
 from scheduler.batcher import Batcher
 from scheduler.errors import SchedulerError, StepFailed
 from scheduler.options import SchedulerOptions
@@ -187,6 +189,32 @@ def test_a_failing_step_fails_alone(raised: Exception, expected: type[Exception]
     assert good.result().vectors[0, 0] == 7
     assert engine.stats()["failed_steps"] == 1
     assert engine.stats()["dead"] is None
+    engine.close()
+
+
+@pytest.mark.parametrize("code", [2, 700])
+def test_what_cuda_says_of_memory_is_no_other_error(code: int) -> None:
+    expected = OutOfMemoryError if code == 2 else EngineDeadError
+    assert type(as_engine_error(CudaError(code, "cudaHostAlloc"))) is expected
+    raised = RuntimeError("CUDA error")
+    raised.error_code = code  # type: ignore[attr-defined]  # as torch.AcceleratorError has it
+    assert type(as_engine_error(raised)) is expected
+
+
+def test_a_step_without_memory_for_its_result_is_counted_and_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoMemory:
+        def __getattr__(self, name: str) -> object:
+            if name == "empty":
+                raise MemoryError
+            return getattr(np, name)
+
+    engine = engine_of(SumModel(lambda batch: None))
+    with monkeypatch.context() as patch:
+        patch.setattr("rose.cpu_engine.np", NoMemory())
+        with pytest.raises(OutOfMemoryError):
+            engine.step(batch_of([1])).result()
+    assert engine.step(batch_of([2])).result().vectors[0, 0] == 2
+    assert (engine.stats()["failed_steps"], engine.stats()["in_flight"]) == (1, 0)
     engine.close()
 
 

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from rose.graph_runner import (
     ADMIT_HITS,
     HURRIED_SHARE,
+    RETRY_HITS,
     CaptureError,
     Execution,
     GraphKey,
@@ -107,14 +108,38 @@ def test_off_and_too_large_and_uncapturable_run_eagerly(device: FakeDevice) -> N
     assert device.captures == 0
 
 
-def test_a_failed_capture_is_not_tried_again(device: FakeDevice) -> None:
+def test_a_failed_capture_is_tried_again_ever_more_seldom(device: FakeDevice) -> None:
+    """It may have been a passing lack of memory, or fail at every try."""
     runner = GraphRunner(device, LIMITS)
     device.fails = CaptureError("operation not permitted when stream is capturing")
-    assert hit(runner, device, *[key_of(64)] * 3) == [COLD, EAGER, EAGER]
+    tries = []
+    for number in range(16 * RETRY_HITS):
+        assert hit(runner, device, key_of(64)) == [EAGER if number else COLD]
+        if device.captures > len(tries):
+            tries.append(number)
+    first = RETRY_HITS + 1
+    assert tries == [1, 1 + first, 2 + 3 * RETRY_HITS + 1, 3 + 7 * RETRY_HITS + 1, 4 + 15 * RETRY_HITS + 1]
+    assert runner.stats()["states"] == {"cold": 0, "warmed": 1, "captured": 0, "uncapturable": 0}
+
+
+def test_a_shape_whose_capture_failed_is_captured_once_that_goes(device: FakeDevice) -> None:
+    runner = GraphRunner(device, LIMITS)
+    device.fails = CaptureError("out of memory")
+    hit(runner, device, *[key_of(64)] * 2)
     device.fails = None
-    assert hit(runner, device, key_of(64)) == [EAGER]
+    assert hit(runner, device, *[key_of(64)] * RETRY_HITS) == [EAGER] * RETRY_HITS
+    assert hit(runner, device, *[key_of(64)] * 2) == [CAPTURED, REPLAYED]
+    hit(runner, device, *[key for tokens in (128, 192, 256) for key in [key_of(tokens)] * (ADMIT_HITS + 1)])
+    assert hit(runner, device, *[key_of(64)] * (ADMIT_HITS + 1))[-1] is CAPTURED  # as if it had never failed
+
+
+def test_while_many_wait_failed_captures_take_a_share_of_the_time_too(device: FakeDevice) -> None:
+    device.capture_s, device.fails = 1.0, CaptureError("out of memory")
+    runner = GraphRunner(device, LIMITS, clock=lambda: device.now_s)
+    runner.capture_freely = False
+    for tokens in (64, 128, 192):
+        hit(runner, device, *[key_of(tokens)] * 3)
     assert device.captures == 1
-    assert runner.stats()["states"] == {"cold": 0, "warmed": 0, "captured": 0, "uncapturable": 1}
 
 
 def test_an_error_of_the_device_is_passed_on(device: FakeDevice) -> None:
@@ -169,12 +194,20 @@ def test_bytes_are_bounded_too(device: FakeDevice) -> None:
     for tokens in (64, 128):
         hit(runner, device, *[key_of(tokens)] * 2)
     device.nbytes = 50
-    hit(runner, device, *[key_of(192)] * 2)
+    hit(runner, device, *[key_of(192)] * (ADMIT_HITS + 1))
     assert [graph.key.num_tokens for graph in device.graphs] == [128, 192]
     assert runner.stats()["bytes"] == 90
     device.nbytes = 101
-    assert hit(runner, device, *[key_of(256)] * 3) == [COLD, EAGER, EAGER]
+    assert hit(runner, device, *[key_of(256)] * (ADMIT_HITS + 2))[1:] == [EAGER] * (ADMIT_HITS + 1)
     assert len(device.graphs) == 2
+
+
+def test_a_cycle_of_more_bytes_than_fit_mostly_replays(device: FakeDevice) -> None:
+    runner = GraphRunner(device, replace(LIMITS, max_graphs=100))
+    device.nbytes = 60
+    executions = hit(runner, device, *[key_of(64), key_of(128)] * 100)
+    assert executions.count(CAPTURED) <= len(executions) / ADMIT_HITS
+    assert executions.count(REPLAYED) > len(executions) / 3
 
 
 def test_all_are_captured_at_start_in_the_order_given(device: FakeDevice) -> None:
