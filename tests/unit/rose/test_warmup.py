@@ -77,6 +77,17 @@ def test_forwards_are_timed_with_sequences_as_long_as_their_shape_says_or_shorte
     assert int(np.diff(batch.cu_seqlens).max()) <= key.longest
 
 
+def test_neither_a_busy_device_nor_a_busy_processor_is_what_a_forward_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = [(9.0, 90.0), (3.0, 30.0), (1.0, 50.0), (2.0, 10.0)]  # the first may compile
+    warmup: Any = Warmup.__new__(Warmup)
+    monkeypatch.setattr(warmup, "_typical", lambda num_tokens: ("key", "work"), raising=False)
+    monkeypatch.setattr(warmup, "_time_once", lambda key, work: ForwardTime(*times.pop(0)), raising=False)
+    assert warmup.time_forward(1024) == ForwardTime(1.0, 10.0)
+    assert times == []
+
+
 @pytest.mark.parametrize(
     ("launch_ms", "us_a_token", "expected"),
     [(3.0, 1.5, 8192), (3.0, 0.0, 16_384), (0.01, 1.5, 1024), (1.0, 1.5, 4096), (9.0, 1.5, 16_384)],
