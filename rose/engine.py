@@ -105,7 +105,7 @@ def _stored(
 ) -> WeightSource:
     if dummy:
         return dummy_weights(config, options.seed, device)
-    weights = open_weights(folder)
+    weights = open_weights(folder, fp8=config.fp8_weights)
     weights.root.check_layers(config.num_layers)
     return weights
 

@@ -136,13 +136,15 @@ def dummy_weights(config: ModelConfig, seed: int = 0, device: torch.device | str
     return DummyWeights(seed, device, 1.0 - config.norm_offset)
 
 
-def open_weights(folder: Path) -> FolderWeights:
+def open_weights(folder: Path, *, fp8: bool = False) -> FolderWeights:
     """Open the folder's weights: one file or a sharded index, safetensors before pytorch_model.bin.
+
+    fp8: whether config.json says how FP8 tensors are scaled.
 
     Raises:
         ModelLoadError: there are none, or a file is damaged or holds more than tensors.
     """
-    return FolderWeights(folder)
+    return FolderWeights(folder, fp8=fp8)
 
 
 class FolderWeights:
@@ -151,17 +153,31 @@ class FolderWeights:
     "head.pt/weight" is of the file head.pt, a state dict.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, fp8: bool = False) -> None:
         self._folder = folder
+        self._fp8 = fp8
         self._parts = {"": _open_files(folder)}
 
     def __repr__(self) -> str:
         return f"FolderWeights({str(self._folder)!r})"
 
     def tensor(self, name: str, shape: Shape) -> torch.Tensor:
-        """See WeightSource.tensor."""
-        part, name = self._part(name)
-        return part.tensor(name, shape)
+        """See WeightSource.tensor.
+
+        Raises:
+            ModelLoadError: also if it is of one byte an element and nothing says by what that is scaled.
+        """
+        part, inner = self._part(name)
+        tensor = part.tensor(inner, shape)
+        if tensor.itemsize == 1 and not (self._fp8 and tensor.dtype is torch.float8_e4m3fn):
+            # Taken as they stand, such numbers give vectors that look like any others.
+            reason = (
+                f"only {torch.float8_e4m3fn} is supported"
+                if self._fp8
+                else "config.json has no quantization_config that says how it is scaled"
+            )
+            raise ModelLoadError(f"{self._folder}: tensor {name!r} is {tensor.dtype}; {reason}")
+        return tensor
 
     @property
     def root(self) -> MappedWeights:

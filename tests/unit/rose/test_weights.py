@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from rose.engine import load_engine
 from rose.engine_options import EngineOptions
@@ -149,6 +150,41 @@ def test_a_pickle_cannot_run_code(tmp_path: Path) -> None:
         "pytorch_model.bin cannot be read: it holds more than tensors, and nothing else is run"
     )
     assert not victim.exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("file", ["model.safetensors", "2_Dense/model.safetensors"])
+def test_numbers_of_one_byte_need_a_config_that_scales_them(
+    tmp_path: Path, dtype: torch.dtype, file: str
+) -> None:
+    (tmp_path / "2_Dense").mkdir()
+    _safetensors(tmp_path)
+    save_file({"dense.weight": torch.ones(2, 3).to(dtype)}, tmp_path / file)
+    name = file.replace("model.safetensors", "dense.weight")
+    refusal = _refusal(lambda: open_weights(tmp_path).tensor(name, (2, 3)))
+    assert all(word in refusal for word in (repr(name), str(dtype), "quantization_config", str(tmp_path)))
+    scaled = open_weights(tmp_path, fp8=True)
+    if dtype is torch.float8_e4m3fn:
+        assert scaled.tensor(name, (2, 3)).dtype is dtype
+    else:
+        assert "only torch.float8_e4m3fn is supported" in _refusal(lambda: scaled.tensor(name, (2, 3)))
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32", "fp8"])
+def test_fp8_weights_whose_config_does_not_say_so_start_no_engine(
+    minilm_folder: Path, tmp_path: Path, dtype: str
+) -> None:
+    """ModelOpt says it in hf_quant_config.json, which nothing here reads."""
+    folder = tmp_path / "model"
+    shutil.copytree(minilm_folder, folder)
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("attention.self.query.weight"))
+    scale = tensors[name].abs().amax(1, keepdim=True) / 448
+    stored = {name: (tensors[name] / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale}
+    save_file(tensors | stored, folder / "model.safetensors")
+    options = EngineOptions(device="cpu", dtype=dtype)
+    refusal = _refusal(lambda: load_engine(folder, options, dummy=False, model_name="m"))
+    assert "attention.self.query.weight" in refusal and "quantization_config" in refusal
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
