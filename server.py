@@ -220,8 +220,8 @@ def load(options: ServerOptions, folder: Folder) -> Engine:
     load_config(folder.path)  # what is wrong with it shows now, not after the seconds that torch takes
     from rose.engine import load_engine
 
-    dummy = options.load_format == "dummy"
-    return load_engine(folder.path, options.engine, dummy=dummy, model_name=folder.name)
+    dummy, pickles = options.load_format == "dummy", options.load_format != "safetensors"
+    return load_engine(folder.path, options.engine, dummy=dummy, model_name=folder.name, pickles=pickles)
 
 
 def known(folder: Folder) -> dict[str, object]:
@@ -260,9 +260,8 @@ def verify(argv: Sequence[str]) -> int:
         tokenizer = load_tokenizer(path) if path.is_file() else None
         if tokenizer is not None:
             tokenizer.start()
-        engine = load_engine(
-            folder.path, rose_flags.engine_options(args), dummy=False, model_name=folder.name
-        )
+        options, pickles = rose_flags.engine_options(args), args.load_format != "safetensors"
+        engine = load_engine(folder.path, options, dummy=False, model_name=folder.name, pickles=pickles)
         oracle = TransformersOracle(folder.path, load_config(folder.path))
         compared = None if tokenizer is None else tokenizer.wait()
         wanted = verification_findings.criteria(engine.info, args)
@@ -308,7 +307,7 @@ def corpus(argv: Sequence[str]) -> int:
         return command.run(options, ray, ModelSource(args.model, digest, args.dtype, load), VERSION)
     except ModuleNotFoundError as error:
         extra = "lance" if error.name == "lance" else "corpus"
-        return failed(StartError(f"this needs the extra `{extra}`: pip install 'bouquet[{extra}]' ({error})"))
+        return failed(StartError(f"this needs the extra `{extra}`: pip install -e '.[{extra}]' ({error})"))
     except (ModelLoadError, StartError) as error:
         return failed(error)
 
@@ -344,8 +343,9 @@ def load_model(args: argparse.Namespace) -> LoadedModel:
         raise ModelLoadError(f"{args.model} has no tokenizer.json here; {advice}")
     tokenizer = load_tokenizer(path)
     tokenizer.start()
-    dummy = args.load_format == "dummy"
-    engine = load_engine(folder.path, rose_flags.engine_options(args), dummy=dummy, model_name=folder.name)
+    dummy, pickles = args.load_format == "dummy", args.load_format != "safetensors"
+    options = rose_flags.engine_options(args)
+    engine = load_engine(folder.path, options, dummy=dummy, model_name=folder.name, pickles=pickles)
     digest = model_digest(folder.path, args.load_format, args.seed)
     ceiling = args.max_batch_tokens or SchedulerOptions().max_budget_tokens
     floor = min(SchedulerOptions().min_budget_tokens, ceiling)

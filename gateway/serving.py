@@ -152,7 +152,7 @@ def start_tracing(endpoint: str | None, version: str) -> Tracing | None:
     try:
         from gateway.tracing import Tracing
     except ModuleNotFoundError as error:
-        raise StartError(f"traces need the extra `otel`: pip install 'bouquet[otel]' ({error})") from error
+        raise StartError(f"traces need the extra `otel`: pip install -e '.[otel]' ({error})") from error
     return Tracing.exporting(endpoint, version)
 
 

@@ -65,7 +65,7 @@ def run(plan: Plan) -> int:
         written = [*write(results, plan.report), *draw(results, plan.report)]
         sys.stdout.write(f"\nReport: {len(written)} files in {plan.report}.\n")
         if not any(path.suffix == ".png" for path in written):
-            sys.stdout.write("No PNG: that needs matplotlib, pip install 'bouquet[report]'.\n")
+            sys.stdout.write("No PNG: that needs matplotlib, pip install -e '.[report]'.\n")
     return 0 if all(case.valid for case in results.cases) else 1
 
 

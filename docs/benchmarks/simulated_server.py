@@ -44,7 +44,7 @@ async def together() -> None:
     batchers: dict[Replica, Batcher] = {}
 
     async def send(replica: Replica, chunk: Chunk, left_s: float | None) -> BatchResult:
-        result = await batchers[replica].run(chunk.input_ids, deadline_s=left_s)
+        result = await batchers[replica].run(chunk.run.sequences, deadline_s=left_s)
         return BatchResult(result.vectors, result.int8)
 
     balancer = Balancer(INFO, SchedulerOptions(), send)

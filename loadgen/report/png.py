@@ -1,4 +1,4 @@
-"""Charts as PNG, drawn by matplotlib where it is installed (`pip install bouquet[report]`)."""
+"""Charts as PNG, drawn by matplotlib where it is installed (`pip install -e '.[report]'`)."""
 
 from __future__ import annotations
 

@@ -93,7 +93,9 @@ def write_folder(source: Path, out: Path, tensors: Mapping[str, Tensor], static:
         fields["quantization_config"] = quantization_config(tensors, static)
         (partial / "config.json").write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", "utf-8")
         save_file(dict(tensors), partial / "model.safetensors", metadata={"format": "pt"})
-        partial.chmod(0o755)  # mkdtemp's are for their owner alone
+        # What mkdtemp and safetensors write is for its owner alone.
+        shutil.copymode(partial / "config.json", partial / "model.safetensors")
+        partial.chmod(0o755)
         partial.rename(out)
     except (OSError, SafetensorError) as error:
         raise ModelLoadError(f"{out} cannot be written: {error}") from None
