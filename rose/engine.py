@@ -64,10 +64,13 @@ class _Loaded:
     limits: StepLimits
 
 
-def load_engine(folder: Path, options: EngineOptions, *, dummy: bool, model_name: str) -> Engine:
+def load_engine(
+    folder: Path, options: EngineOptions, *, dummy: bool, model_name: str, pickles: bool = True
+) -> Engine:
     """Load the model in `folder` and start an engine for it; blocks for seconds.
 
     dummy: seeded random weights instead of the folder's. model_name: what EngineInfo says.
+    pickles: False: weights in one are refused.
 
     Raises:
         ModelLoadError: the folder, the options or the device do not allow it.
@@ -77,7 +80,7 @@ def load_engine(folder: Path, options: EngineOptions, *, dummy: bool, model_name
     dtype, device = settled.dtype, settled.device
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    stored = _stored(folder, config, options, device, dummy=dummy)
+    stored = dummy_weights(config, options.seed, device) if dummy else _stored(folder, config, pickles)
     try:
         with shown(stored, None if dummy else stored_bytes(folder)) as read:
             weights = _weights(read, config, settled)
@@ -100,12 +103,8 @@ def _settled(options: EngineOptions, config: ModelConfig) -> _Settled:
     return _Settled(dtype, fp8, device, *lengths, max_seqs, options.max_token_bytes)
 
 
-def _stored(
-    folder: Path, config: ModelConfig, options: EngineOptions, device: torch.device, *, dummy: bool
-) -> WeightSource:
-    if dummy:
-        return dummy_weights(config, options.seed, device)
-    weights = open_weights(folder, fp8=config.fp8_weights)
+def _stored(folder: Path, config: ModelConfig, pickles: bool) -> WeightSource:
+    weights = open_weights(folder, fp8=config.fp8_weights, pickles=pickles)
     weights.root.check_layers(config.num_layers)
     return weights
 

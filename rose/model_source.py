@@ -69,9 +69,10 @@ def _looks_like_path(name: str) -> bool:
 def _checked(folder: Path, load_format: LoadFormat) -> Path:
     if not (folder / "config.json").is_file():
         raise ModelLoadError(f"{folder} has no config.json: not a model folder in Hugging Face layout")
-    if load_format == "safetensors" and not any(folder.glob("*.safetensors")):
+    files = ("model.safetensors", "model.safetensors.index.json")
+    if load_format == "safetensors" and not any((folder / file).is_file() for file in files):
         raise ModelLoadError(
-            f"{folder} has no *.safetensors; --load-format auto also takes pytorch_model.bin"
+            f"{folder} has no {' or '.join(files)}; --load-format auto also takes pytorch_model.bin"
         )
     return folder
 

@@ -136,15 +136,15 @@ def dummy_weights(config: ModelConfig, seed: int = 0, device: torch.device | str
     return DummyWeights(seed, device, 1.0 - config.norm_offset)
 
 
-def open_weights(folder: Path, *, fp8: bool = False) -> FolderWeights:
+def open_weights(folder: Path, *, fp8: bool = False, pickles: bool = True) -> FolderWeights:
     """Open the folder's weights: one file or a sharded index, safetensors before pytorch_model.bin.
 
-    fp8: whether config.json says how FP8 tensors are scaled.
+    fp8: whether config.json says how FP8 tensors are scaled. pickles: False: those are refused.
 
     Raises:
-        ModelLoadError: there are none, or a file is damaged or holds more than tensors.
+        ModelLoadError: there are none, or a file is damaged, refused or holds more than tensors.
     """
-    return FolderWeights(folder, fp8=fp8)
+    return FolderWeights(folder, fp8=fp8, pickles=pickles)
 
 
 class FolderWeights:
@@ -153,10 +153,11 @@ class FolderWeights:
     "head.pt/weight" is of the file head.pt, a state dict.
     """
 
-    def __init__(self, folder: Path, *, fp8: bool = False) -> None:
+    def __init__(self, folder: Path, *, fp8: bool, pickles: bool) -> None:
         self._folder = folder
         self._fp8 = fp8
-        self._parts = {"": _open_files(folder)}
+        self._pickles = pickles
+        self._parts = {"": _open_files(folder, pickles)}
 
     def __repr__(self) -> str:
         return f"FolderWeights({str(self._folder)!r})"
@@ -189,12 +190,13 @@ class FolderWeights:
         module, _, rest = name.rpartition("/")
         if module not in self._parts:
             path = self._folder / module
-            self._parts[module] = _open_state(path) if path.suffix == ".pt" else _open_files(path)
+            opened = _open_state if path.suffix == ".pt" else _open_files
+            self._parts[module] = opened(path, self._pickles)
         return self._parts[module], rest
 
 
-def _open_state(path: Path) -> MappedWeights:
-    return MappedWeights(_load_pickled(path), str(path))
+def _open_state(path: Path, pickles: bool) -> MappedWeights:
+    return MappedWeights(_load_pickled(path, pickles), str(path))
 
 
 def stored_bytes(folder: Path) -> int:
@@ -216,12 +218,12 @@ def _found(folder: Path) -> Path:
     return path
 
 
-def _open_files(folder: Path) -> MappedWeights:
+def _open_files(folder: Path, pickles: bool) -> MappedWeights:
     path = _found(folder)
     shards = _shards(path)
     if path.name.startswith("pytorch_model"):
         tensors: Mapping[str, torch.Tensor] = {
-            k: v for shard in shards for k, v in _load_pickled(shard).items()
+            k: v for shard in shards for k, v in _load_pickled(shard, pickles).items()
         }
     else:
         tensors = _SafetensorsFiles(shards)
@@ -240,8 +242,12 @@ def _shards(path: Path) -> list[Path]:
     return [path.parent / name for name in names]
 
 
-def _load_pickled(path: Path) -> dict[str, torch.Tensor]:
+def _load_pickled(path: Path, allowed: bool) -> dict[str, torch.Tensor]:
     """A state dict, unpickled with weights_only so that no code in the file can run."""
+    if not allowed:
+        raise ModelLoadError(
+            f"{path} is a pickle, which --load-format safetensors refuses; --load-format auto reads it"
+        )
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # what a damaged or hostile pickle raises is not a closed set

@@ -66,7 +66,9 @@ class GraphedEngine(ScriptedEngine):
         return {**super().stats(), "graphs": {**self._runner.stats(), **buckets}}
 
 
-def load_engine(folder: Path, options: EngineOptions, *, dummy: bool, model_name: str) -> Engine:
+def load_engine(
+    folder: Path, options: EngineOptions, *, dummy: bool, model_name: str, pickles: bool
+) -> Engine:
     """Takes the place of rose.engine.load_engine."""
     scores = os.environ.get(TASK) == "score"
     dimensions = 1 if scores else int(os.environ.get(DIMENSIONS, "8"))

@@ -48,7 +48,9 @@ class ScriptedEngine(FakeEngine):
         return {"steps": self._steps, "sequences": self._sequences}
 
 
-def load_engine(folder: Path, options: EngineOptions, *, dummy: bool, model_name: str) -> Engine:
+def load_engine(
+    folder: Path, options: EngineOptions, *, dummy: bool, model_name: str, pickles: bool
+) -> Engine:
     """Takes the place of rose.engine.load_engine."""
     if options.seed == SLOW_LOAD_SEED:
         time.sleep(60)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
 import server
 from gateway.serving import StartError, start_tracing
+from rose.errors import ModelLoadError
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +27,35 @@ def test_without_flags_the_packaged_model_is_served_to_this_machine_only() -> No
         8000,
     )
     assert options.gateway.api_keys == ()
+
+
+@pytest.mark.parametrize(
+    ("load_format", "expected"),
+    [("auto", (False, True)), ("safetensors", (False, False)), ("dummy", (True, True))],
+)
+def test_what_may_be_loaded_reaches_the_engine(
+    minilm_folder: Path, monkeypatch: pytest.MonkeyPatch, load_format: str, expected: tuple[bool, bool]
+) -> None:
+    flags = ["--model", str(minilm_folder), "--load-format", load_format]
+    engine = types.ModuleType("rose.engine")
+    seen: list[dict[str, object]] = []
+
+    def load_engine(folder: Path, options: object, **named: object) -> object:
+        seen.append(named)
+        raise ModelLoadError("seen")
+
+    engine.__dict__["load_engine"] = load_engine
+    monkeypatch.setitem(sys.modules, "rose.engine", engine)
+    for of_the_process in ("set_up_logging", "yield_between_forwards"):
+        monkeypatch.setattr(server, of_the_process, lambda *_: None)
+    options = server.parse_options(flags)
+    with pytest.raises(ModelLoadError, match="seen"):
+        server.load(options, server.model_of(options).find())
+    with pytest.raises(ModelLoadError, match="seen"):
+        server.load_model(server.corpus_parser().parse_args([*flags, "in", "out"]))
+    assert server.verify(flags) == server.START_FAILED
+    got = [(named["dummy"], named["pickles"]) for named in seen]
+    assert got == [expected, expected, (False, expected[1])]
 
 
 def test_every_flag_reaches_its_room(tmp_path: Path) -> None:

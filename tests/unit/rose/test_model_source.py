@@ -113,6 +113,11 @@ def test_safetensors_refuses_a_folder_that_has_only_a_pickle(tmp_path: Path) -> 
     assert resolve(str(folder), "auto").path == folder
     with pytest.raises(ModelLoadError, match=r"--load-format auto also takes pytorch_model\.bin"):
         resolve(str(folder), "safetensors")
+    (folder / "adapter_model.safetensors").touch()  # which is no model's
+    with pytest.raises(ModelLoadError, match=r"has no model\.safetensors or model\.safetensors\.index\.json"):
+        resolve(str(folder), "safetensors")
+    (folder / "model.safetensors.index.json").touch()
+    assert resolve(str(folder), "safetensors").path == folder
 
 
 def test_resolving_a_folder_imports_neither_torch_nor_the_hub_client(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -150,6 +151,38 @@ def test_a_pickle_cannot_run_code(tmp_path: Path) -> None:
         "pytorch_model.bin cannot be read: it holds more than tensors, and nothing else is run"
     )
     assert not victim.exists()
+
+
+@pytest.mark.parametrize("write", [_pickled, _legacy_pickled, _sharded_pickled])
+def test_pickles_are_not_read_where_they_are_refused(tmp_path: Path, write: Callable[[Path], None]) -> None:
+    write(tmp_path)
+    save_file({"lora.weight": torch.zeros(1)}, tmp_path / "adapter_model.safetensors")  # no model's
+    refusal = _refusal(lambda: open_weights(tmp_path, pickles=False))
+    assert re.search(
+        rf"{tmp_path}/pytorch_model\S*\.bin is a pickle, which --load-format safetensors", refusal
+    )
+
+
+@pytest.mark.parametrize("file", ["2_Dense/pytorch_model.bin", "sparse_linear.pt"])
+def test_pickles_beside_safetensors_are_refused_too(tmp_path: Path, file: str) -> None:
+    (tmp_path / "2_Dense").mkdir()
+    _safetensors(tmp_path)
+    torch.save({"weight": torch.ones(2)}, tmp_path / file)
+    name = file.replace("pytorch_model.bin", "weight").replace(".pt", ".pt/weight")
+    assert open_weights(tmp_path).tensor(name, (2,)).sum() == 2
+    weights = open_weights(tmp_path, pickles=False)
+    assert weights.tensor("plain.weight", (6,)).sum() == 15
+    refusal = _refusal(lambda: weights.tensor(name, (2,)))
+    assert refusal.startswith(f"{tmp_path / file} is a pickle, which --load-format safetensors refuses")
+
+
+def test_an_engine_reads_no_pickles_where_they_are_refused(minilm_folder: Path, tmp_path: Path) -> None:
+    shutil.copy(minilm_folder / "config.json", tmp_path)
+    torch.save(load_file(minilm_folder / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    options = EngineOptions(device="cpu", num_threads=1)
+    refusal = _refusal(lambda: load_engine(tmp_path, options, dummy=False, model_name="m", pickles=False))
+    assert "pytorch_model.bin is a pickle" in refusal
+    load_engine(tmp_path, options, dummy=False, model_name="m").close()
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
