@@ -58,12 +58,15 @@ def download(repo: str, revision: str | None, load_format: str) -> tuple[Path, s
     Without a network, what the cache already holds is used.
 
     Raises:
-        ModelLoadError: no such repository or revision, no access, or neither a network nor a cached copy.
+        ModelLoadError: no such repository or revision, no access, neither a network nor a cached copy, or
+            weights that `load_format` does not take.
     """
     try:
-        chosen = wanted_files(_listing(repo, revision), load_format)
+        chosen = _chosen(repo, _listing(repo, revision), load_format)
         # By the name the user gave, not by commit: only so does the cache remember which commit a branch had.
         path = Path(snapshot_download(repo, revision=revision, allow_patterns=chosen, tqdm_class=Bar))
+    except ModelLoadError:
+        raise
     except GatedRepoError as error:
         raise ModelLoadError(f"{repo} is gated: accept its licence on the hub and set HF_TOKEN") from error
     except RepositoryNotFoundError as error:
@@ -88,10 +91,32 @@ def wanted_files(files: list[str], load_format: str) -> list[str]:
     if load_format == "dummy":
         return small
     weights = [file for file in files if _matches(file, SAFETENSORS)]
-    if load_format == "auto" and not any("/" not in file for file in weights):
-        weights = [file for file in files if _matches(file, PICKLED)]
-    heads = [file for file in files if _matches(file, HEADS)] if load_format == "auto" else []
-    return small + weights + heads
+    if load_format == "safetensors":
+        return small + weights
+    heads = [file for file in files if _matches(file, HEADS)]
+    return small + weights + _only_pickled(files) + heads
+
+
+def _only_pickled(files: list[str]) -> list[str]:
+    """Pickled weights of folders without safetensors.
+
+    By folder: sentence-transformers and the hub's conversion wrote the transformer as safetensors and left
+    its Dense modules pickled.
+    """
+    converted = {_folder(file) for file in files if _matches(file, SAFETENSORS)}
+    return [file for file in files if _matches(file, PICKLED) and _folder(file) not in converted]
+
+
+def _folder(file: str) -> str:
+    return file.rpartition("/")[0]
+
+
+def _chosen(repo: str, files: list[str], load_format: str) -> list[str]:
+    """`wanted_files` of the repository, refused if they would leave one of its folders without weights."""
+    pickled = _only_pickled(files)
+    if load_format == "safetensors" and pickled:
+        raise ModelLoadError(f"{repo} has {pickled[0]} as a pickle only; --load-format auto takes it")
+    return wanted_files(files, load_format)
 
 
 def _matches(file: str, patterns: tuple[str, ...]) -> bool:
