@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import fnmatch
 import logging
+import socket
 from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
+    LocalEntryNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
@@ -48,7 +50,9 @@ PICKLED = (
 # BGE-M3's heads, which are there as pickled state dicts only.
 HEADS = ("sparse_linear.pt", "colbert_linear.pt")
 HUB_TIMEOUT_S = 10.0
-OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT)
+UNREACHABLE = (ConnectionError, TimeoutError, socket.gaierror, LocalEntryNotFoundError, OfflineModeIsEnabled)
+# Packages whose errors are of the connection; which of them the hub's client uses depends on its version.
+HTTP_CLIENTS = ("httpx", "httpx2", "requests")
 
 
 def download(repo: str, revision: str | None, load_format: str) -> tuple[Path, str]:
@@ -67,17 +71,9 @@ def download(repo: str, revision: str | None, load_format: str) -> tuple[Path, s
         path = Path(snapshot_download(repo, revision=revision, allow_patterns=chosen, tqdm_class=Bar))
     except ModelLoadError:
         raise
-    except GatedRepoError as error:
-        raise ModelLoadError(f"{repo} is gated: accept its licence on the hub and set HF_TOKEN") from error
-    except RepositoryNotFoundError as error:
-        raise ModelLoadError(f"the hub shows no model {repo}; if it is private, set HF_TOKEN") from error
-    except RevisionNotFoundError as error:
-        raise ModelLoadError(f"the hub's {repo} has no revision {revision}") from error
-    except HFValidationError as error:
-        raise ModelLoadError(f"{repo!r} is neither a folder nor a valid hub name (org/name)") from error
     except Exception as error:
         if not _means_unreachable(error):
-            raise ModelLoadError(f"cannot download {repo}: {_first_line(error)}") from error
+            raise ModelLoadError(_refusal(repo, revision, error)) from error
         path = _cached(repo, revision, load_format)
     return path, path.name
 
@@ -132,25 +128,46 @@ def _listing(repo: str, revision: str | None) -> list[str]:
 
 
 def _means_unreachable(error: Exception) -> bool:
-    """Whether the hub was not reached, or answered as a broken proxy or server does (5xx)."""
+    """Whether the hub was not reached, or answered as a broken proxy or server does (5xx).
+
+    An OSError of any other kind is the cache's: were it taken for the network's, a cache that cannot be
+    written would be served at an old commit with the hub up.
+    """
     if isinstance(error, HfHubHTTPError):
         return error.response is None or error.response.status_code >= 500
-    if isinstance(error, OSError) and error.errno in OUT_OF_SPACE:
-        return False
-    client = type(error).__module__.partition(".")[0]
-    return isinstance(error, OfflineModeIsEnabled | OSError) or client in ("httpx", "httpx2", "requests")
+    return isinstance(error, UNREACHABLE) or type(error).__module__.partition(".")[0] in HTTP_CLIENTS
+
+
+def _refusal(repo: str, revision: str | None, error: Exception) -> str:
+    """What to tell of an error that a cached copy is no answer to."""
+    if isinstance(error, GatedRepoError):
+        return f"{repo} is gated: accept its licence on the hub and set HF_TOKEN"
+    if isinstance(error, RepositoryNotFoundError):
+        return f"the hub shows no model {repo}; if it is private, set HF_TOKEN"
+    if isinstance(error, RevisionNotFoundError):
+        return f"the hub's {repo} has no revision {revision}"
+    if isinstance(error, HFValidationError):
+        return f"{repo!r} is neither a folder nor a valid hub name (org/name)"
+    if isinstance(error, OSError) and not isinstance(error, HfHubHTTPError):
+        return (
+            f"cannot download {repo} into {HF_HUB_CACHE}: {_first_line(error)}; HF_HUB_CACHE names another "
+            "folder, HF_HUB_OFFLINE=1 takes what is there"
+        )
+    return f"cannot download {repo}: {_first_line(error)}"
 
 
 def _cached(repo: str, revision: str | None, load_format: str) -> Path:
     patterns = [*SMALL_FILES, *(() if load_format == "dummy" else SAFETENSORS)]
     try:
         path = snapshot_download(repo, revision=revision, allow_patterns=patterns, local_files_only=True)
-    except OSError as error:
+    except LocalEntryNotFoundError as error:
         raise ModelLoadError(
             f"cannot reach the hub for {repo}, and neither a folder of that name nor a cached copy is here; "
             "without a network give --model a folder, use the packaged model (--model minilm), or random "
             "weights of an alias (--load-format dummy)"
         ) from error
+    except OSError as error:
+        raise ModelLoadError(_refusal(repo, revision, error)) from error
     logger.warning("cannot reach the hub; using the cached copy of %s", repo)
     return Path(path)
 

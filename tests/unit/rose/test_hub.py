@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub.errors import LocalEntryNotFoundError
 
+from rose import hub as hub_module
+from rose.errors import ModelLoadError
 from rose.hub import wanted_files
 from tests.unit.rose.loopback_hub import CLOSED_PORT, COMMIT, Hub, hub_of, resolve_beside, run_beside
 
@@ -82,6 +89,49 @@ def test_without_a_network_the_message_names_every_way_out(tmp_path: Path, offli
     assert errors.count("\n") == 0
     for way in ("cannot reach the hub for BAAI/bge-m3", "folder", "--model minilm", "--load-format dummy"):
         assert way in errors
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT])
+def test_a_cache_that_cannot_be_written_is_named_and_no_older_commit_served(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def snapshot(*_: object, local_files_only: bool = False, **__: object) -> str:
+        if local_files_only:
+            return str(tmp_path / "older")
+        raise OSError(number, os.strerror(number), "/cache/blobs")
+
+    monkeypatch.setattr(hub_module, "_listing", lambda *_: ["config.json"])
+    monkeypatch.setattr(hub_module, "snapshot_download", snapshot)
+    with pytest.raises(ModelLoadError) as caught:
+        hub_module.download("org/name", None, "auto")
+    for words in ("cannot download org/name into ", HF_HUB_CACHE, os.strerror(number), "HF_HUB_CACHE names"):
+        assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cache_that_is_no_folder_is_not_taken_for_a_hub_that_is_away(hub: Hub, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.touch()
+    out, errors = resolve_beside(hub.url, cache, "org/name", "auto")
+    assert out == ""
+    assert errors.splitlines()[-1].startswith(f"cannot download org/name into {cache}/hub: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "unreachable"),
+    [
+        (ConnectionResetError(), True),
+        (TimeoutError(), True),
+        (socket.gaierror(), True),
+        (LocalEntryNotFoundError(""), True),
+        (PermissionError(), False),
+        (FileNotFoundError(), False),
+        (OSError(), False),
+        (ValueError(), False),
+    ],
+)
+def test_only_errors_of_the_connection_mean_a_hub_that_is_away(error: Exception, unreachable: bool) -> None:
+    assert hub_module._means_unreachable(error) is unreachable
 
 
 def test_one_form_of_the_weights_is_chosen() -> None:
