@@ -98,6 +98,8 @@ def _coding(encoding: str) -> str | None:
         ApiError: UNSUPPORTED_MEDIA_TYPE.
     """
     coding = encoding.strip().lower()
+    if coding == "x-gzip":  # the same (RFC 9110, 8.4.1.3)
+        return "gzip"
     if coding == "identity":
         return None
     if coding in CODINGS:

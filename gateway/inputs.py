@@ -56,6 +56,9 @@ class TokenIds(msgspec.Struct, frozen=True):
         return self.name
 
 
+# Characters that a text may become which goes before each of a request's others: as a body may have bytes.
+_MOST_REPEATED = 8 << 20
+
 _INT32, _UINT32 = np.dtype("<i4"), np.dtype("<u4")
 
 Inputs: TypeAlias = Texts | TokenIds
@@ -205,3 +208,15 @@ def _bad_id(value: int, place: str, vocab_size: int) -> ApiError:
 
 
 _NAMES = {str: "a string", int: "a token id", list: "a list of token ids"}
+
+
+def check_repeated(num_chars: int, times: int, name: str) -> None:
+    """Refuse what would be read so many times that a small body becomes gigabytes.
+
+    Raises:
+        ApiError: INPUT_TOO_LONG.
+    """
+    if num_chars * times > _MOST_REPEATED:
+        message = f"{name} has {num_chars} characters, and goes with each of {times} texts"
+        message += f"; together that may be {_MOST_REPEATED} characters"
+        raise ApiError(ErrorKind.INPUT_TOO_LONG, message, param=name)

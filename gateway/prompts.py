@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.errors import shown
-from gateway.inputs import Inputs, Texts, invalid
+from gateway.inputs import Inputs, Texts, check_repeated, invalid
 from rose.batch import EngineInfo
 
 # What dialects call a task, and the names that model authors give the same one.
@@ -58,8 +58,13 @@ class Prompts:
 
 
 def with_prompt(inputs: Inputs, prompt: str) -> Inputs:
-    """`inputs` with `prompt` before each text. Token ids are used verbatim, without it."""
+    """`inputs` with `prompt` before each text. Token ids are used verbatim, without it.
+
+    Raises:
+        ApiError: INPUT_TOO_LONG.
+    """
     if not prompt or not isinstance(inputs, Texts):
         return inputs
+    check_repeated(len(prompt), len(inputs.texts), "prompt")
     texts = [prompt + text for text in inputs.texts]
     return Texts(texts, inputs.name, inputs.query_name, inputs.num_queries)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from gateway.inputs import check_repeated
 from gateway.tokenization.base import PairTokens, SpecialTokens, Tokenizer
 from gateway.tokenization.pool import TokenizerPool
 from rose.batch import EngineInfo, Int32
@@ -152,11 +153,17 @@ class Qwen3Template:
     async def encode(
         self, texts: PairTexts, tokenizer: TokenizerPool, most: int | None = None, *, keep_end: bool = False
     ) -> list[Parts]:
-        """See PairTemplate."""
+        """See PairTemplate.
+
+        Raises:
+            ApiError: INPUT_TOO_LONG.
+        """
         queries, documents = texts.queries, texts.documents
-        if len(queries) == 1:
-            queries = queries * len(documents)
         instruction = QWEN3_INSTRUCTION if texts.instruction is None else texts.instruction
+        check_repeated(len(instruction), len(documents), "instruction")
+        if len(queries) == 1:
+            check_repeated(len(queries[0]), len(documents), "query")
+            queries = queries * len(documents)
         bodies = [
             QWEN3_BODY.format(instruction=instruction, query=query, document=document)
             for query, document in zip(queries, documents, strict=True)

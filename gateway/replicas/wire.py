@@ -173,8 +173,11 @@ def _types(block: memoryview | None, sequences: RaggedIds, info: EngineInfo) -> 
 
 
 def _spans(request: SequencesRequest, sequences: RaggedIds, info: EngineInfo) -> list[Int32 | None] | None:
-    if request.spans is None or request.span_counts is None:
+    if request.spans is None and request.span_counts is None:
         return None
+    if request.spans is None or request.span_counts is None:
+        missing = "spans" if request.spans is None else "span_counts"
+        raise invalid(f"{missing} is missing; spans and span_counts go together", missing)
     if info.task != "embed" or info.pooling != "mean":
         message = f"model {info.model} gives no means of spans"
         raise ApiError(ErrorKind.NOT_SUPPORTED, message, param="spans")

@@ -90,7 +90,7 @@ class CohereEmbed:
         self._names.read(request.model)
         texts = self._texts(request)
         job = self._job(request, texts, call)
-        types = request.embedding_types or ["float"]
+        types = dict.fromkeys(request.embedding_types or ["float"])  # each is encoded once
         dtypes = {name: _dtype(name, job.dimensions) for name in types}
         embedded = await self._pipeline.embed(job)
         by_type = {name: await _list(embedded, dtypes[name], name, call.answer_media) for name in types}

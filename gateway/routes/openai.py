@@ -86,6 +86,8 @@ class OpenAIEmbeddings:
         limits = self._pipeline.limits
         prompt = self._prompts.choose(request.prompt, request.prompt_name, request.input_type)
         if request.input_ids is None:
+            if request.lengths is not None:
+                raise invalid("lengths is given without input_ids", "lengths")
             return with_prompt(read_input(request.input, limits), prompt)
         if request.input is not None:
             raise invalid("input and input_ids are both given; send one of them")

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from gateway.routes import cohere
 from tests.http.served import Served, expected, text_ids
 
 TEXTS = ["hello", "world"]
@@ -50,6 +51,22 @@ async def test_every_type(server: Served, codec: str) -> None:
     np.testing.assert_array_equal(given["binary"], bits.astype(int) - 128)
     decoded = [np.frombuffer(base64.b64decode(text), "<f4") for text in given["base64"]]
     np.testing.assert_array_equal(decoded, floats)
+
+
+async def test_a_type_that_is_named_often_is_encoded_once(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[str] = []
+    real = cohere._list
+
+    async def counted(embedded: Any, dtype: Any, name: str, media: Any) -> Any:
+        encoded.append(name)
+        return await real(embedded, dtype, name, media)
+
+    monkeypatch.setattr(cohere, "_list", counted)
+    body = {"texts": TEXTS, "embedding_types": ["float", "int8"] * 1000}
+    reply = await server.embed(body, path="/v2/embed")
+    assert (encoded, list(reply.value["embeddings"])) == (["float", "int8"],) * 2
 
 
 @pytest.mark.parametrize(

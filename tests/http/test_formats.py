@@ -136,6 +136,7 @@ def int32(*values: int) -> bytes:
 BAD_BLOCKS = [
     ("no ids", {"input_ids": b""}, "input_ids has 0 bytes"),
     ("half an id", {"input_ids": b"123456"}, "input_ids has 6 bytes"),
+    ("lengths without ids", {"input": "a", "lengths": int32(1)}, "lengths is given without input_ids"),
     ("no lengths", {"input_ids": int32(1), "lengths": b""}, "lengths has 0 bytes"),
     ("half a length", {"input_ids": int32(1), "lengths": b"\0\0"}, "lengths has 2 bytes"),
     ("an empty sequence", {"input_ids": int32(1), "lengths": int32(1, 0)}, "lengths[1] is 0"),

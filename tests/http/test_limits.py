@@ -157,6 +157,7 @@ COMPRESS = {
     "zstd": zstd.compress,
     "identity": bytes,
     "GZIP": gzip.compress,
+    "x-gzip": gzip.compress,
 }
 
 

@@ -65,6 +65,8 @@ SPAN = {"spans": block(0, 1), "span_counts": block(0, 1)}
         ({**IDS, "spans": block(0), "span_counts": block(0, 1)}, "spans has 4 bytes; it must hold 2"),
         ({**IDS, "spans": block(0, 2), "span_counts": block(0, 1)}, "do not lie within a sequence of 1"),
         ({**IDS, "spans": block(0, 1), "span_counts": block(-1, 2)}, "span_counts has -1"),
+        ({**IDS, "spans": block(0, 1)}, "span_counts is missing; spans and span_counts go together"),
+        ({**IDS, "span_counts": block(0, 1)}, "spans is missing"),
         ({**IDS, "token_outputs": ["multi_vector"]}, "gives no 'multi_vector' of a token"),
     ],
 )

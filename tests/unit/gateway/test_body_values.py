@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -33,6 +35,15 @@ TOO_MANY = {
         Media.MSGPACK,
     ),
 }
+TOO_MANY["msgpack lists in lists of fewer"] = (
+    msgspec.msgpack.encode({"input": [[[]] * 100_000, [[]] * 100_000]}),
+    Media.MSGPACK,
+)
+TOO_MANY["msgpack values in lists of fewer"] = (
+    msgspec.msgpack.encode({"input": [[[1] * 100_000]] * 21}),
+    Media.MSGPACK,
+)
+TOO_MANY["msgpack levels"] = (b"\x91" * 100 + msgspec.msgpack.encode(["a" * N]), Media.MSGPACK)
 MIXED = b"\x81\xa5input\xdd" + (N + 2).to_bytes(4, "big") + b"\x01" + b"\x91\x01" * (N + 1)
 TOO_MANY["msgpack lists behind a number"] = (MIXED, Media.MSGPACK)
 
@@ -63,7 +74,25 @@ def test_as_many_as_a_request_may_have(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"\xc1" * 200_000, b"\x81\xa5input\xdd\xff\xff", b"\x91" * 200_000, b"\xdc" * 200_000]
+    "body",
+    [
+        b"\xc1" * 200_000,
+        b"\x81\xa5input\xdd\xff\xff" + b"\x01" * 200_000,
+        b"\x91" * 200_000,
+        b"\xdc" * 200_000,
+    ],
 )
 def test_what_is_no_msgpack_is_left_to_the_decoder(body: bytes) -> None:
     check_values(body, Media.MSGPACK)
+
+
+def test_a_nested_body_takes_no_longer_the_deeper_it_is() -> None:
+    """7 MB of numbers, 30 and 900 levels down: it was read once a level."""
+    numbers = msgspec.msgpack.encode([list(range(128)) * 900] * 30)
+    took = {}
+    for levels in (30, 900):
+        started = time.process_time()
+        with suppress(ApiError):
+            check_values(b"\x91" * levels + numbers, Media.MSGPACK)
+        took[levels] = time.process_time() - started
+    assert took[900] < 1.5 * took[30] + 0.1

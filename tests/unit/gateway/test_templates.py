@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
+from gateway.errors import ApiError
 from gateway.templates import (
     PairTexts,
     Qwen3Template,
@@ -140,6 +141,16 @@ async def test_qwen3_reranker_reads_its_authors_words() -> None:
         assert ids.tolist() == backend.encode(whole).ids
         assert types is None
     pool.close()
+
+
+@pytest.mark.parametrize(("query", "instruction"), [("q" * 400_000, None), ("q", "i" * 400_000)])
+async def test_a_query_that_would_become_gigabytes_is_refused(query: str, instruction: str | None) -> None:
+    tokenizer = HuggingFaceTokenizer(chat())
+    template = pair_template(scorer_info("qwen3", 0), tokenizer)
+    with pytest.raises(ApiError, match="has 400000 characters, and goes with each of 2048 texts"):
+        await template.encode(
+            PairTexts([query], ["d"] * 2048, instruction), TokenizerPool(tokenizer, 1, 10_000)
+        )
 
 
 async def test_a_document_cannot_end_the_chat() -> None:
