@@ -145,6 +145,13 @@ class Connection(RequestHandler):
         super().handle_error(request, status, exc, message)  # logs, and raises if an answer was begun
         return self._strays.broken(request, status, message)
 
+    def _process_keepalive(self) -> None:
+        """Close the connection if it has been idle for long. One in a head is not: that has its own limit."""
+        if self._head_timer is None:
+            super()._process_keepalive()
+        else:
+            self._keepalive_handle = None  # aiohttp arms it again with the answer
+
     def _start_head_timer(self) -> None:
         if self._head_timer is None:
             self._head_timer = self._loop.call_later(self._patience.head_s, self._give_up_head)

@@ -224,10 +224,10 @@ class ExpressConnection(Connection):
 
     def _process_keepalive(self) -> None:
         """Close the connection if it has been idle for long; aiohttp sees only what it parsed itself."""
-        if self._running is None:
+        if self._running is None and not self._held:
             super()._process_keepalive()
         else:
-            self._keepalive_handle = None  # armed again with the answer
+            self._keepalive_handle = None  # armed again with the answer, by `_ended` or by aiohttp
 
 
 def _task(coroutine: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:

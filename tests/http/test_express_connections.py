@@ -132,3 +132,20 @@ async def test_an_idle_connection_is_closed_and_a_busy_one_is_not(short: bool) -
         await until(lambda: way.wire.written != b"")
         assert not way.wire.closed
         await until(lambda: way.wire.closed)
+
+
+@pytest.mark.parametrize("short", [True, False])
+@pytest.mark.parametrize("hold_s", [60.0, 0.15])
+@pytest.mark.parametrize("cut", [20, -4], ids=["in the head", "in the body"])
+async def test_a_connection_on_which_a_request_arrives_is_not_idle(
+    short: bool, hold_s: float, cut: int
+) -> None:
+    """Also if it had been for nearly as long as one may be; afterwards it may be idle for as long again."""
+    async with opened(short=short, keepalive_timeout_s=0.05, hold_s=hold_s) as way:
+        way.feed(PLAIN_IDS[:cut])
+        await asyncio.sleep(0.1)
+        assert not way.wire.closed
+        await until(lambda: hold_s > 1 or not way.express)
+        way.feed(PLAIN_IDS[cut:])
+        await until(lambda: way.wire.written.startswith(b"HTTP/1.1 200"))
+        await until(lambda: way.wire.closed)
