@@ -46,9 +46,9 @@ def resolve(name_or_path: str, load_format: LoadFormat = "auto", *, weights: boo
     Raises:
         ModelLoadError: nothing of that name is to be had; the message says what else would work.
     """
-    path = Path(name_or_path).expanduser()
-    if path.is_dir():
-        return ModelFolder(_checked(path.resolve(), load_format), path.resolve().name, "folder")
+    path = _folder(name_or_path)
+    if path is not None:
+        return ModelFolder(_checked(path, load_format), path.name, "folder")
     alias = alias_of(name_or_path)
     if alias is None and _looks_like_path(name_or_path):
         raise ModelLoadError(
@@ -61,16 +61,32 @@ def resolve(name_or_path: str, load_format: LoadFormat = "auto", *, weights: boo
     return _from_hub(name_or_path, alias, load_format if weights else "dummy")
 
 
+def _folder(name: str) -> Path | None:
+    """The folder of this name; None if there is none, or none is meant."""
+    try:
+        path = Path(name).expanduser()
+        return path.resolve() if path.is_dir() else None
+    except (OSError, RuntimeError) as error:  # RuntimeError: it begins with ~user, and there is no such user
+        if not _looks_like_path(name):
+            return None  # the working folder is what cannot be read
+        raise ModelLoadError(f"--model {name} cannot be read: {error}") from None
+
+
 def _looks_like_path(name: str) -> bool:
     """Hub names are `name` or `org/name`; everything else can only have meant a folder."""
     return name.startswith(("/", "./", "../", "~")) or name.count("/") > 1 or name.endswith("/")
 
 
 def _checked(folder: Path, load_format: LoadFormat) -> Path:
-    if not (folder / "config.json").is_file():
-        raise ModelLoadError(f"{folder} has no config.json: not a model folder in Hugging Face layout")
     files = ("model.safetensors", "model.safetensors.index.json")
-    if load_format == "safetensors" and not any((folder / file).is_file() for file in files):
+    try:
+        has_config = (folder / "config.json").is_file()
+        has_safetensors = any((folder / file).is_file() for file in files)
+    except OSError as error:
+        raise ModelLoadError(f"{folder} cannot be read: {error}") from None
+    if not has_config:
+        raise ModelLoadError(f"{folder} has no config.json: not a model folder in Hugging Face layout")
+    if load_format == "safetensors" and not has_safetensors:
         raise ModelLoadError(
             f"{folder} has no {' or '.join(files)}; --load-format auto also takes pytorch_model.bin"
         )

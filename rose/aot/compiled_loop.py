@@ -18,7 +18,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from rose.aot.folders import default_folders
+from rose.aot.folders import places
 from rose.aot.manifest import sha256_of
 
 SUBFOLDER = "loop"
@@ -89,9 +89,13 @@ def use_compiled_loop(folders: Iterable[Path] | None = None) -> str:
     why_not = "interpreted: not built"
     if any(name in sys.modules for name in MODULES):
         return "interpreted: imported already"
-    for folder in default_folders() if folders is None else folders:
+    for folder in places() if folders is None else folders:
         built = built_folder(folder)
-        if not (built / RECORD_NAME).is_file():
+        try:
+            if not (built / RECORD_NAME).is_file():
+                continue
+        except OSError as error:  # a home that is another user's; there is no log yet that could say so
+            why_not = f"interpreted: {error}"
             continue
         if not is_current(built):
             why_not = "interpreted: built from other sources, or damaged"
@@ -119,9 +123,9 @@ def file_of(folder: Path, name: str) -> Path:
 
 def is_current(built: Path) -> bool:
     """Whether `built` was built from the sources that lie here, and nothing of it is gone."""
-    if not all(file_of(built, name).is_file() for name in (_SHARED, *MODULES)):
-        return False
     try:
+        if not all(file_of(built, name).is_file() for name in (_SHARED, *MODULES)):
+            return False
         record = json.loads((built / RECORD_NAME).read_text())
         return bool(record["sources"] == digest(source_root()))
     except (OSError, ValueError, KeyError, TypeError):

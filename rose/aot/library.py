@@ -56,15 +56,18 @@ class KernelLibrary:
 
     def _usable(self, folder: Path, record: KernelRecord) -> bool:
         path = folder / record.file
-        if not runs_on(record.arch, self._capability):
-            major, minor = self._capability
-            log.info("ignored %s: built for %s, this GPU is sm_%d%d", path, record.arch, major, minor)
-        elif not path.is_file():
-            log.warning("ignored %s: %s lists it, but it is missing", path, MANIFEST_NAME)
-        elif sha256_of(path) != record.sha256:
-            log.warning("ignored %s: it is not the file that %s describes", path, MANIFEST_NAME)
-        else:
-            return True
+        try:
+            if not runs_on(record.arch, self._capability):
+                major, minor = self._capability
+                log.info("ignored %s: built for %s, this GPU is sm_%d%d", path, record.arch, major, minor)
+            elif not path.is_file():
+                log.warning("ignored %s: %s lists it, but it is missing", path, MANIFEST_NAME)
+            elif sha256_of(path) != record.sha256:
+                log.warning("ignored %s: it is not the file that %s describes", path, MANIFEST_NAME)
+            else:
+                return True
+        except OSError as error:
+            log.warning("ignored %s: %s", path, error)
         return False
 
 
@@ -96,11 +99,9 @@ def load_module(path: Path) -> Any:
 
 
 def _records(folder: Path) -> list[KernelRecord]:
-    if not (folder / MANIFEST_NAME).exists():
-        return []
     try:
-        return read_manifest(folder)
-    except ManifestError as error:
+        return read_manifest(folder) if (folder / MANIFEST_NAME).exists() else []
+    except (OSError, ManifestError) as error:
         log.warning("ignored the kernels of %s: %s", folder, error)
         return []
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rose.aot.folders import user_cache
+from rose.aot.folders import can_be_read, user_cache
 
 log = logging.getLogger(__name__)
 
@@ -29,11 +29,11 @@ def in_use(shipped: Path, read: Callable[[Path], Table]) -> Table:
         Exception: what `read` raises for the shipped one.
     """
     own = users_own(shipped)
-    if own.exists():
-        try:
+    try:
+        if can_be_read(own.parent) and own.exists():
             return read(own)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("ignored the table %s: %s: %s", own, type(error).__name__, error)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("ignored the table %s: %s: %s", own, type(error).__name__, error)
     return read(shipped)
 
 

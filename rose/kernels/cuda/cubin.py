@@ -67,19 +67,20 @@ def find_cubin(source: CudaSource, folders: Iterable[Path]) -> Path | None:
     """The first intact cubin that was built from `source`; None, with a log line a rejected file."""
     for folder in folders:
         path, record_path = folder / source.cubin_name, folder / source.record_name
-        if not record_path.is_file():
-            continue
         try:
+            if not record_path.is_file():
+                continue
             record = json.loads(record_path.read_text("utf-8"))
             built_from, sha256 = record["source_sha256"], record["sha256"]
-        except (ValueError, KeyError, TypeError) as error:
+            intact = path.is_file() and sha256_of(path) == sha256
+        except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("ignored %s: %s: %s", record_path, type(error).__name__, error)
             continue
         if built_from != source.sha256():
             log.warning(
                 "ignored %s: built from another version of %s; build it again", path, source.path.name
             )
-        elif not path.is_file() or sha256_of(path) != sha256:
+        elif not intact:
             log.warning("ignored %s: it is not the file that %s describes", path, source.record_name)
         else:
             return path

@@ -13,6 +13,7 @@ from rose.aot.build_flashinfer import FA2_PRELUDE, stub_source
 from rose.aot.manifest import read_manifest
 from rose.aot.toolchain import ToolchainError, cuda_home, library_dir, run
 from rose.aot.variants import DEFAULT_VARIANTS, KernelVariant, select
+from tests.forbidden import forbid
 
 # One instantiation as FlashInfer 0.7.2's templates render it.
 GENERATED = """#include <flashinfer/attention/prefill.cuh>
@@ -198,6 +199,35 @@ def test_where_kernels_are_looked_for(
     monkeypatch.setattr(folders, "checkout_folder", lambda: None)
     assert folders.default_folders() == (tmp_path / "bouquet" / "aot",)
     assert folders.default_output() == tmp_path / "bouquet" / "aot"
+
+
+@pytest.mark.parametrize("out_of_reach", ["", "bouquet", "bouquet/aot"])
+def test_a_folder_that_cannot_be_read_is_passed_over_and_said_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    repo_root: Path,
+    caplog: pytest.LogCaptureFixture,
+    out_of_reach: str,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache = tmp_path / "bouquet" / "aot"
+    cache.mkdir(parents=True)
+    forbid(monkeypatch, tmp_path / out_of_reach)
+    for _ in range(2):
+        assert folders.default_folders() == (repo_root / ".aot",)
+    (line,) = caplog.messages
+    assert str(cache) in line and "cannot be read" in line
+    assert folders.places() == (repo_root / ".aot", cache)
+
+
+def test_who_has_no_home_has_no_cache(monkeypatch: pytest.MonkeyPatch, repo_root: Path) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert not folders.user_cache().exists()
+    assert folders.default_folders()[0] == repo_root / ".aot"
 
 
 def test_the_manifest_is_plain_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

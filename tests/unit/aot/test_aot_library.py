@@ -19,6 +19,7 @@ from rose.aot.manifest import (
     sha256_of,
     write_manifest,
 )
+from tests.forbidden import forbid
 
 HOPPER = (9, 0)
 QUERY = KernelQuery("fa4", 128, 2, False)
@@ -81,6 +82,21 @@ def test_a_later_folder_serves_when_the_first_is_damaged(tmp_path: Path) -> None
     assert library.find(QUERY) == checkout / "a.so"
     (checkout / "a.so").unlink()
     assert library.find(QUERY) == cache / "a.so"
+
+
+@pytest.mark.parametrize("found_before", [True, False])
+def test_kernels_out_of_reach_are_ignored_with_a_log_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, found_before: bool
+) -> None:
+    add_kernel(tmp_path)
+    library = KernelLibrary([tmp_path], HOPPER)
+    forbid(monkeypatch, tmp_path)
+    if not found_before:
+        library = KernelLibrary([tmp_path], HOPPER)
+    assert len(library.records) == found_before
+    assert library.find(QUERY) is None
+    (line,) = caplog.messages
+    assert line.startswith("ignored") and str(tmp_path) in line and "Permission denied" in line
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rose.aot import build_loop
+from rose.aot import build_loop, compiled_loop
 from rose.aot.build_loop import for_mypyc
 from rose.aot.compiled_loop import (
     GROUP,
@@ -26,6 +26,7 @@ from rose.aot.compiled_loop import (
     sources,
     use_compiled_loop,
 )
+from tests.forbidden import forbid
 
 ASK = """
 import sys
@@ -126,6 +127,17 @@ def test_nothing_built_is_no_error(tmp_path: Path) -> None:
     said, batcher = asked(tmp_path / "none", tmp_path)
     assert said == "interpreted: not built"
     assert batcher.endswith(".py")
+
+
+def test_a_folder_out_of_reach_leaves_the_loop_interpreted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_record(tmp_path, digest(source_root()))
+    monkeypatch.setattr(compiled_loop, "MODULES", ())  # which this process has imported already
+    forbid(monkeypatch, tmp_path)
+    why = use_compiled_loop([tmp_path, tmp_path.parent / "nowhere"])
+    assert why.startswith("interpreted: ") and "Permission denied" in why and str(tmp_path) in why
+    assert not is_current(built_folder(tmp_path))
 
 
 def test_other_sources_are_never_used(tmp_path: Path) -> None:

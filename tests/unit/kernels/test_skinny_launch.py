@@ -16,6 +16,7 @@ from rose.kernels import gemm
 from rose.kernels.cuda import cubin, skinny_gemm
 from rose.kernels.cuda.library import CudaLibrary
 from rose.kernels.cuda.plan import SHARED_BYTES, SkinnyPlan
+from tests.forbidden import forbid
 from tests.unit.kernels.fake_driver import FakeDriver
 
 
@@ -123,6 +124,13 @@ def test_an_intact_cubin_is_found(built, tmp_path):
     assert built.source.cubin_name == "some-kernels-sm_90a.cubin"
     assert built.found(tmp_path / "nowhere", built.folder) == built.folder / built.source.cubin_name
     assert built.found(tmp_path / "nowhere") is None
+
+
+def test_a_cubin_out_of_reach_is_ignored_with_a_log_line(built, monkeypatch, caplog):
+    forbid(monkeypatch, built.folder)
+    assert built.found(built.folder) is None
+    (line,) = caplog.messages
+    assert line.startswith(f"ignored {built.folder / built.source.record_name}: PermissionError")
 
 
 @pytest.mark.parametrize("changed", ["some_kernels.cu", "shared.cuh"])

@@ -8,6 +8,7 @@ import pytest
 
 from rose.kernels import fused, gemm
 from rose.kernels.tables import in_use, read_choices, users_own, write_choices
+from tests.forbidden import forbid
 
 CHOICES: list[dict[str, object]] = [{"n": 64, "kernel": None, "us": 1.5}, {"n": 8, "kernel": "a", "us": 2.0}]
 
@@ -41,6 +42,19 @@ def test_the_users_own_table_is_read_before_the_shipped_one(
         caplog.clear()
         assert gemm.table_in_use(skinny=False) == shipped
         assert str(own) in caplog.text
+
+
+@pytest.mark.parametrize("out_of_reach", ["", "bouquet"])
+def test_a_table_out_of_reach_leaves_the_shipped_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, out_of_reach: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    write_choices(users_own(gemm.TABLE_PATH), "A GPU", CHOICES)
+    forbid(monkeypatch, tmp_path / out_of_reach)
+    for path in (gemm.TABLE_PATH, fused.TABLE_PATH):
+        assert in_use(path, read_choices) == read_choices(path)
+    (line,) = caplog.messages
+    assert str(tmp_path / "bouquet") in line and "cannot be read" in line
 
 
 def test_a_bad_shipped_table_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

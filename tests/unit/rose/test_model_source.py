@@ -11,6 +11,7 @@ import pytest
 from rose.errors import ModelLoadError
 from rose.model_aliases import ALIASES, PACKAGES, alias_of
 from rose.model_source import PRESETS, resolve
+from tests.forbidden import forbid
 from tests.programs import output_of
 
 
@@ -101,6 +102,29 @@ def test_what_cannot_be_found_says_what_could(name: str, words: str) -> None:
         resolve(name)
     assert str(caught.value).startswith(words)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("out_of_reach", ["", "model"])
+def test_a_folder_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out_of_reach: str
+) -> None:
+    folder = make_folder(tmp_path / "model", "config.json")
+    forbid(monkeypatch, tmp_path / out_of_reach)
+    with pytest.raises(ModelLoadError, match=rf"{folder} cannot be read: .*Permission denied"):
+        resolve(str(folder))
+
+
+def test_a_working_folder_that_cannot_be_read_hides_no_alias(
+    minilm_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    forbid(monkeypatch, Path())  # what relative names are in
+    assert resolve("minilm").path == minilm_folder
+
+
+def test_a_home_that_nobody_has_is_one_line() -> None:
+    with pytest.raises(ModelLoadError, match=r"^--model ~nobody-of-this-name/model cannot be read: "):
+        resolve("~nobody-of-this-name/model")
 
 
 def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
