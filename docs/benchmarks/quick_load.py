@@ -8,6 +8,7 @@ The report in FOLDER shows what a report looks like; its figures are of too few 
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 
@@ -19,6 +20,11 @@ LOAD = "--lengths 32 --batches 4 --in-flight 1,4 --loads 50 --arrivals poisson -
 
 def main() -> None:
     """Load it; the exit status is loadgen's."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", metavar="FOLDER", help="for the report")
+    folder = parser.parse_args().folder
     with Server(*MODEL) as server, Server(*MODEL, program="docs/benchmarks/reference.py") as reference:
         urls = ["--url", f"http://{server.host}:{server.port}"]
         urls += ["--check", f"http://{reference.host}:{reference.port}"]
@@ -31,7 +37,7 @@ def main() -> None:
             *LOAD.split(),
             *urls,
             "--report",
-            sys.argv[1],
+            folder,
         ]
         status = subprocess.run(command, cwd=ROOT, check=False).returncode
     sys.exit(status)

@@ -7,6 +7,7 @@ Also times `import gateway.app` in a fresh interpreter, which must not bring in 
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import json
 import statistics
@@ -49,6 +50,9 @@ def gateway_import_s() -> float:
 
 def main() -> None:
     """Measure, print and write."""
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     first_answer_s()  # page in what the runs read
     figures = {
         "machine": machine("torch", "aiohttp"),

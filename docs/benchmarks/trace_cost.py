@@ -5,6 +5,7 @@ python docs/benchmarks/trace_cost.py
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import time
@@ -74,4 +75,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     uvloop.run(main())
