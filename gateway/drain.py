@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextvars import ContextVar
 
 from aiohttp import web
 
@@ -12,6 +13,8 @@ from gateway.metrics import GatewayMetrics
 
 # Between two looks at what is still being worked on; a shutdown takes so much longer.
 _LOOK_S = 0.01
+# Of the task in which work on a request begins: it was let in before the shutdown that has begun since.
+_LET_IN: ContextVar[bool] = ContextVar("let_in", default=False)
 
 
 class Drain:
@@ -32,8 +35,25 @@ class Drain:
         Raises:
             ApiError: UNAVAILABLE, once a shutdown has begun; the connection closes.
         """
-        if self.begun:
+        if not self.begun:
+            return
+        if not _LET_IN.get():
             raise ApiError(ErrorKind.UNAVAILABLE, "the server is shutting down", closes=True)
+        _LET_IN.set(False)  # what follows in this task is another request
+
+    def let_in(self) -> None:
+        """Count a request whose head has come; work on it begins when there is more of it."""
+        self._metrics.outstanding += 1
+
+    def gone(self) -> None:
+        """Count it no more: work on it will never begin."""
+        self._metrics.outstanding -= 1
+
+    def work_begins(self) -> None:
+        """Leave it to who works on it to count it, and to `check` in this task, which lets it pass."""
+        self._metrics.outstanding -= 1
+        if self.begun:
+            _LET_IN.set(True)
 
     async def run(self, limit_s: float) -> None:
         """Begin, and wait until no request is being worked on, `limit_s` seconds at most.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
@@ -21,6 +21,7 @@ from typing import Any
 from aiohttp import hdrs, web
 
 from gateway.connection import ClientPatience, Connection
+from gateway.drain import Drain
 from gateway.exchange import PlainRequest, PlainRoutes, Reply
 from gateway.media import Media, request_media
 from gateway.plain_head import PlainHead, read_plain_head
@@ -39,9 +40,14 @@ _MAX_COPIED_BYTES = 1 << 16
 
 
 class ExpressConnection(Connection):
-    """routes: what plain requests may ask for; None: all go to aiohttp, as they do while it logs requests."""
+    """routes: what plain requests may ask for; None: all go to aiohttp, as they do while it logs requests.
+
+    drain: lets in a request when its head is here; the rest of it may come in a shutdown.
+    """
 
     __slots__ = (
+        "_arriving",
+        "_drain",
         "_express",
         "_head",
         "_head_bytes",
@@ -59,9 +65,12 @@ class ExpressConnection(Connection):
         patience: ClientPatience,
         strays: Strays,
         routes: PlainRoutes | None,
+        drain: Drain,
         **settings: Any,
     ) -> None:
         super().__init__(server, patience, strays, **settings)
+        self._drain = drain
+        self._arriving = False  # a request was let in that nobody works on yet
         self._routes = routes or PlainRoutes({}, 0)
         self._express = routes is not None and not self._logging_enabled
         self._head: PlainHead | None = None
@@ -88,6 +97,9 @@ class ExpressConnection(Connection):
     def connection_lost(self, exc: BaseException | None) -> None:
         """The client is gone, and with it the wish for an answer."""
         super().connection_lost(exc)
+        if self._arriving:
+            self._arriving = False
+            self._drain.gone()
         self._held.clear()
         if self._hold_timer is not None:
             self._hold_timer.cancel()
@@ -99,15 +111,18 @@ class ExpressConnection(Connection):
         if head is None or not data.startswith(self._head_bytes):
             head = self._read_head(data)
         missing = 0 if head is None else head.size + head.length - len(data)
-        if head is None or missing < 0 or missing > _HOLD_BYTES:
-            self._held.append(data)
-            self._hand_over()
-        elif missing:
-            self._held.append(data)
-            self._missing = missing
-            self._hold_timer = self._loop.call_later(_HOLD_S, self._hand_over)
-        else:
+        if head is not None and missing == 0:
             self._start(head, data[head.size :])
+            return
+        self._held.append(data)
+        # In a shutdown it is refused now, not when its body is here: aiohttp has the door asked at once.
+        if head is None or not 0 < missing <= _HOLD_BYTES or self._drain.begun:
+            self._hand_over()
+        else:
+            self._missing = missing
+            self._arriving = True
+            self._drain.let_in()
+            self._hold_timer = self._loop.call_later(_HOLD_S, self._hand_over)
 
     def _read_head(self, data: bytes) -> PlainHead | None:
         """Remembers it: clients mostly send the same head again."""
@@ -142,6 +157,22 @@ class ExpressConnection(Connection):
         for data in held:
             super().data_received(data)
 
+    async def _handle_request(
+        self,
+        request: web.BaseRequest,
+        start_time: float | None,
+        request_handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+    ) -> tuple[web.StreamResponse, bool]:
+        """Work on what aiohttp has parsed; the first such request may be one that was handed over."""
+        self._work_begins()
+        return await super()._handle_request(request, start_time, request_handler)
+
+    def _work_begins(self) -> None:
+        """On the request that was let in, if there is one. Called in the task that asks the door for it."""
+        if self._arriving:
+            self._arriving = False
+            self._drain.work_begins()
+
     def _hold_behind(self, data: bytes) -> None:
         self._held.append(data)
         if not self._buffer_paused and sum(map(len, self._held)) > _MAX_BEHIND_BYTES:
@@ -168,6 +199,7 @@ class ExpressConnection(Connection):
         async def whole() -> bytes:
             return body
 
+        self._work_begins()
         try:
             reply = await self._routes.works[head.path](head.headers, whole)
             self._write(reply)

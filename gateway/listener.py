@@ -9,6 +9,7 @@ from aiohttp.abc import AbstractAccessLogger
 from aiohttp.http import HttpProcessingError
 
 from gateway.connection import CLIENT_PATIENCE, ClientPatience
+from gateway.drain import DRAIN, Drain
 from gateway.exchange import PLAIN_ROUTES, PlainRoutes
 from gateway.express import ExpressConnection
 from gateway.metrics import GatewayMetrics
@@ -54,11 +55,11 @@ class _Server(web.Server):
     patience: ClientPatience
     strays: Strays
     plain_routes: PlainRoutes | None
+    drain: Drain
 
     def __call__(self) -> ExpressConnection:
-        return ExpressConnection(
-            self, self.patience, self.strays, self.plain_routes, loop=self._loop, **self._kwargs
-        )
+        parts = (self.patience, self.strays, self.plain_routes, self.drain)
+        return ExpressConnection(self, *parts, loop=self._loop, **self._kwargs)
 
 
 class _Runner(web.AppRunner):
@@ -71,6 +72,7 @@ class _Runner(web.AppRunner):
         server.patience = self.app.get(CLIENT_PATIENCE, ClientPatience())
         server.strays = self.app.get(STRAYS) or Strays(GatewayMetrics())
         server.plain_routes = self.app.get(PLAIN_ROUTES)
+        server.drain = self.app.get(DRAIN) or Drain(GatewayMetrics())
         return server
 
 

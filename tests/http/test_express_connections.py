@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import patch
 
 import pytest
 
+from gateway import express
+from gateway.drain import DRAIN
 from tests.http.express_way import IDS, PLAIN_IDS, opened, quiet, request
-from tests.http.served import until
+from tests.http.served import Served, serving, until
+from tests.wire import read_answer
 
 
 async def test_a_server_that_shuts_down_refuses_and_closes() -> None:
@@ -120,6 +124,69 @@ async def test_a_shutdown_waits_for_the_answer() -> None:
             await closing
         assert way.wire.written.startswith(b"HTTP/1.1 200")
         assert way.wire.closed
+
+
+@pytest.mark.parametrize("hold_s", [60.0, 0.05], ids=["held", "handed over"])
+async def test_a_shutdown_waits_for_what_is_still_sent(hold_s: float) -> None:
+    """Over a socket, and closed behind the drain as a server does it."""
+    with patch.object(express, "_HOLD_S", hold_s):
+        async with asyncio.timeout(20), serving() as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(PLAIN_IDS[:-4])
+            await until(lambda: server.connections == 1)
+            (connection,) = server._runner.server.connections
+            await until(lambda: connection._held or not connection._express)
+            closing = asyncio.ensure_future(drained(server))
+            await asyncio.sleep(0.2)
+            assert not closing.done()
+            writer.write(PLAIN_IDS[-4:])
+            assert (await read_answer(reader)).status == 200
+            await closing
+            writer.close()
+
+
+async def drained(server: Served) -> None:
+    """The end of a server."""
+    await server.app[DRAIN].run(60.0)
+    await server.batcher.close(0.0)
+    await server._runner.cleanup()
+
+
+@pytest.mark.parametrize("end", ["of the body", "of the hold"])
+async def test_what_was_let_in_is_answered_while_a_shutdown_refuses_what_comes_later(end: str) -> None:
+    async with opened(short=True, hold_s=60.0 if end == "of the body" else 0.05) as way:
+        drain, answers = way.runner.app[DRAIN], []
+        way.feed(PLAIN_IDS[:-4])
+        draining = asyncio.ensure_future(drain.run(60.0))
+        await until(lambda: drain.begun and (end == "of the body" or not way.express))
+        answers.append(await way.answer(PLAIN_IDS[-4:], PLAIN_IDS))
+        await asyncio.wait_for(draining, 10)
+    assert answers[0].startswith(b"HTTP/1.1 200")
+    assert answers[0].count(b"HTTP/1.1 503") == 1
+    assert answers[0].endswith(b"<closed>")
+
+
+async def test_in_a_shutdown_a_head_is_refused_without_its_body() -> None:
+    answers = []
+    for short in (True, False):
+        async with opened(short=short) as way:
+            await way.runner.app[DRAIN].run(0.0)
+            way.feed(PLAIN_IDS[:-4])
+            await until(lambda way=way: way.wire.written != b"")
+            answers.append(await way.answer())
+    assert answers[0] == answers[1]
+    assert answers[0].startswith(b"HTTP/1.1 503")
+
+
+async def test_a_request_that_stops_counts_until_its_client_leaves() -> None:
+    async with opened(short=True) as way:
+        way.feed(PLAIN_IDS[:-4])
+        draining = asyncio.ensure_future(way.runner.app[DRAIN].run(60.0))
+        await asyncio.sleep(0.05)
+        assert not draining.done()
+        way.protocol.connection_lost(None)
+        way.wire.closed = True
+        await asyncio.wait_for(draining, 10)
 
 
 @pytest.mark.parametrize("short", [True, False])
