@@ -5,21 +5,30 @@ from __future__ import annotations
 import fnmatch
 import logging
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import (
+    _CACHED_NO_EXIST,
+    HfApi,
+    get_cached_repo_tree,
+    snapshot_download,
+    try_to_load_from_cache,
+)
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import (
+    CachedRepoTreeNotFoundError,
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
 
 from rose.errors import ModelLoadError
+from rose.model_aliases import alias_of
+from rose.model_source import PRESETS
 from rose.progress import Bar
 
 logger = logging.getLogger(__name__)
@@ -50,23 +59,27 @@ PICKLED = (
 # BGE-M3's heads, which are there as pickled state dicts only.
 HEADS = ("sparse_linear.pt", "colbert_linear.pt")
 HUB_TIMEOUT_S = 10.0
-UNREACHABLE = (ConnectionError, TimeoutError, socket.gaierror, LocalEntryNotFoundError, OfflineModeIsEnabled)
-# Packages whose errors are of the connection; which of them the hub's client uses depends on its version.
-HTTP_CLIENTS = ("httpx", "httpx2", "requests")
+UNREACHABLE = (ConnectionError, TimeoutError, socket.gaierror, LocalEntryNotFoundError)
+# What the hub's client connects with, by its version.
+HTTP_CLIENTS = ("httpx", "httpx2")
 
 
 def download(repo: str, revision: str | None, load_format: str) -> tuple[Path, str]:
     """Bring `repo` (org/name) into the hub's cache; returns its folder and the commit, 40 hex digits.
 
     revision: a commit, branch or tag; None is the newest. load_format "dummy" leaves all weights out.
-    Without a network, what the cache already holds is used.
+    Without a network, what the cache already holds is used if it is known to be whole: another tool may have
+    put it there without the files that say how to pool.
 
     Raises:
-        ModelLoadError: no such repository or revision, no access, neither a network nor a cached copy, or
-            weights that `load_format` does not take.
+        ModelLoadError: no such repository or revision, no access, neither a network nor a whole cached copy,
+            or weights that `load_format` does not take.
     """
+    listing: _Listing | None = None
+    cause: Exception | None = None
     try:
-        chosen = _chosen(repo, _listing(repo, revision), load_format)
+        listing = _listing(repo, revision)
+        chosen = _chosen(repo, listing.files, load_format)
         # By the name the user gave, not by commit: only so does the cache remember which commit a branch had.
         path = Path(snapshot_download(repo, revision=revision, allow_patterns=chosen, tqdm_class=Bar))
     except ModelLoadError:
@@ -74,7 +87,11 @@ def download(repo: str, revision: str | None, load_format: str) -> tuple[Path, s
     except Exception as error:
         if not _means_unreachable(error):
             raise ModelLoadError(_refusal(repo, revision, error)) from error
-        path = _cached(repo, revision, load_format)
+        cause, path = error, _cached(repo, revision)
+    _check_whole(repo, path, load_format, listing, cause)
+    # The client may fall back on an older commit by itself.
+    if listing is None or cause is not None or path.name != listing.commit:
+        logger.warning("cannot reach the hub; using the cached copy of %s", repo)
     return path, path.name
 
 
@@ -122,9 +139,17 @@ def _matches(file: str, patterns: tuple[str, ...]) -> bool:
     )
 
 
-def _listing(repo: str, revision: str | None) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """What the hub says that a repository holds at one commit."""
+
+    commit: str
+    files: list[str]
+
+
+def _listing(repo: str, revision: str | None) -> _Listing:
     found = HfApi().model_info(repo, revision=revision, timeout=HUB_TIMEOUT_S)
-    return [sibling.rfilename for sibling in found.siblings or []]
+    return _Listing(str(found.sha), [sibling.rfilename for sibling in found.siblings or []])
 
 
 def _means_unreachable(error: Exception) -> bool:
@@ -156,10 +181,10 @@ def _refusal(repo: str, revision: str | None, error: Exception) -> str:
     return f"cannot download {repo}: {_first_line(error)}"
 
 
-def _cached(repo: str, revision: str | None, load_format: str) -> Path:
-    patterns = [*SMALL_FILES, *(() if load_format == "dummy" else SAFETENSORS)]
+def _cached(repo: str, revision: str | None) -> Path:
+    """The folder of the cached copy, whatever it holds: by no pattern, the client checks nothing of it."""
     try:
-        path = snapshot_download(repo, revision=revision, allow_patterns=patterns, local_files_only=True)
+        path = snapshot_download(repo, revision=revision, allow_patterns=[], local_files_only=True)
     except LocalEntryNotFoundError as error:
         raise ModelLoadError(
             f"cannot reach the hub for {repo}, and neither a folder of that name nor a cached copy is here; "
@@ -168,9 +193,61 @@ def _cached(repo: str, revision: str | None, load_format: str) -> Path:
         ) from error
     except OSError as error:
         raise ModelLoadError(_refusal(repo, revision, error)) from error
-    logger.warning("cannot reach the hub; using the cached copy of %s", repo)
     return Path(path)
 
 
-def _first_line(error: Exception) -> str:
+def _check_whole(
+    repo: str, path: Path, load_format: str, listing: _Listing | None, cause: Exception | None
+) -> None:
+    """Refuse a folder without all that serving wants of the commit, by the hub's listing or a cached one.
+
+    cause: why the hub did not give what is missing, where that is known.
+    """
+    if listing is not None and listing.commit == path.name:
+        files: list[str] | None = listing.files
+    else:
+        files = _cached_listing(repo, path.name)
+    wanted = _unlisted(repo, path.name) if files is None else _chosen(repo, files, load_format)
+    missing = [file for file in wanted if not (path / file).is_file()]
+    if missing:
+        raise ModelLoadError(_partial(repo, path, missing, cause, listed=files is not None)) from cause
+
+
+def _partial(repo: str, path: Path, missing: list[str], cause: Exception | None, *, listed: bool) -> str:
+    """What to tell of a cached copy without the files `missing`. listed: the hub does have them."""
+    why = "" if cause is None else f" ({_first_line(cause.__cause__ or cause)})"
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    # Taken as it is, an alias would have another head than the one it is known for.
+    way_out = "" if listed or alias_of(repo) else "; if the hub has none either, give --model that folder"
+    return (
+        f"cannot reach the hub for {repo}{why}, and the cached copy {path} is not known to be whole: "
+        f"it has no {missing[0]}{more}; start once with the hub in reach{way_out}"
+    )
+
+
+def _cached_listing(repo: str, commit: str) -> list[str] | None:
+    """The listing that the client keeps of what it downloads as a whole, as this server does; None: none."""
+    try:
+        return [file.path for file in get_cached_repo_tree(repo, revision=commit)]
+    except CachedRepoTreeNotFoundError:
+        return None
+
+
+def _unlisted(repo: str, commit: str) -> list[str]:
+    """Files that a copy must have of which no listing is cached: an alias's settings, else modules.json.
+
+    Without modules.json a model has the head of its architecture. A copy that transformers made lacks it
+    whether or not the hub has it; who asks for it in vain, as sentence-transformers does, leaves a mark.
+    """
+    alias = alias_of(repo)
+    wanted = ["modules.json"] if alias is None else _settings(PRESETS / alias.name)
+    marks = {file: try_to_load_from_cache(repo, file, revision=commit) for file in wanted}
+    return [file for file, mark in marks.items() if mark is not _CACHED_NO_EXIST]
+
+
+def _settings(preset: Path) -> list[str]:
+    return sorted(file.relative_to(preset).as_posix() for file in preset.rglob("*.json"))
+
+
+def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0] or type(error).__name__

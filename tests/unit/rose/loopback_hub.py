@@ -22,8 +22,8 @@ CLOSED_PORT = "http://127.0.0.1:9"
 class Hub:
     """What the hub has, and what it was asked for.
 
-    files: of the repository org/name. broken: of them those that are answered with 503, or with None, where
-    the connection is closed instead. requested: the files it gave.
+    files: of the repository org/name. broken: the status of those it does not give; None: it closes the
+    connection instead. requested: the files it gave.
     """
 
     url: str

@@ -100,7 +100,7 @@ def test_a_cache_that_cannot_be_written_is_named_and_no_older_commit_served(
             return str(tmp_path / "older")
         raise OSError(number, os.strerror(number), "/cache/blobs")
 
-    monkeypatch.setattr(hub_module, "_listing", lambda *_: ["config.json"])
+    monkeypatch.setattr(hub_module, "_listing", lambda *_: hub_module._Listing(COMMIT, ["config.json"]))
     monkeypatch.setattr(hub_module, "snapshot_download", snapshot)
     with pytest.raises(ModelLoadError) as caught:
         hub_module.download("org/name", None, "auto")
