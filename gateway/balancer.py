@@ -194,7 +194,7 @@ class Balancer:
                 job.fail(self._none_serves())
 
     def _expire(self, job: Job) -> None:
-        """What is under way has its deadline with it."""
+        """What is under way has its deadline with it, and `send` waits no longer than that allows."""
         if job.waiting_seqs:
             job.expire()
 

@@ -24,6 +24,11 @@ from rose.batch import BatchResult, EngineInfo
 _CONNECT_S, _PROBE_S = 2.0, 5.0
 # Less than the replicas' own, which is 75 s, so that no chunk meets a connection that is being closed.
 _KEEPALIVE_S = 30.0
+# For the way of a chunk to a replica, and of its rows back.
+_WAY_S = 10.0
+# Where nothing comes for so many seconds the kernel asks whether the other end is still there; so many
+# seconds apart, and so often, until it says that it is not.
+_ASKING = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 _PLACE = re.compile(r"input\[(\d+)\]")
 _DEFAULT_RETRY_S = 1.0
 _MOST_PAGE_BYTES = 1 << 20
@@ -33,19 +38,28 @@ _BROKEN = (aiohttp.ClientError, TimeoutError, OSError)
 class ReplicaClient:
     """Connections to `endpoint`, as many as chunks are under way.
 
-    key: its API key, if it has one. carried: headers that go along with a chunk; called for each.
+    key: its API key, if it has one. step_timeout_s: what one step may take there. carried: headers that go
+    along with a chunk; called for each.
     """
 
     def __init__(
-        self, endpoint: Endpoint, key: str | None, carried: Callable[[], dict[str, str]] = dict
+        self,
+        endpoint: Endpoint,
+        key: str | None,
+        step_timeout_s: float,
+        carried: Callable[[], dict[str, str]] = dict,
     ) -> None:
+        self._step_timeout_s = step_timeout_s
         self._carried = carried
         connector: aiohttp.BaseConnector
         if endpoint.uds is not None:
             connector = aiohttp.UnixConnector(str(endpoint.uds), limit=0, keepalive_timeout=_KEEPALIVE_S)
         else:
             connector = aiohttp.TCPConnector(
-                limit=0, keepalive_timeout=_KEEPALIVE_S, resolver=_Pinned(endpoint.address)
+                limit=0,
+                keepalive_timeout=_KEEPALIVE_S,
+                resolver=_Pinned(endpoint.address),
+                socket_factory=_asking_socket,
             )
         headers = {hdrs.CONTENT_TYPE: Media.MSGPACK.value}
         if key is not None:
@@ -55,7 +69,6 @@ class ReplicaClient:
             connector=connector,
             headers=headers,
             skip_auto_headers=(hdrs.ACCEPT_ENCODING, hdrs.ACCEPT, hdrs.USER_AGENT),
-            timeout=aiohttp.ClientTimeout(total=None, connect=_CONNECT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
 
@@ -66,30 +79,41 @@ class ReplicaClient:
     async def run(self, chunk: Chunk, left_s: float | None, info: EngineInfo) -> BatchResult:
         """Rows of `chunk`. left_s: seconds until it must have been started; None: no matter when.
 
+        What was started in time may take a step longer. An answer that does not come by then never will: what
+        is between us may have lost it, while the replica is as well as ever.
+
         Raises:
             ReplicaError: there are none; which one says why.
         """
         run = chunk.run
         body = wire.ask(run.sequences, run.token_type_ids, run.spans, chunk.job.token_outputs)
-        headers = self._carried()
+        headers, limit_s = self._carried(), None
         if left_s is not None:
             headers[HEADER] = f"{max(1.0, left_s * 1e3):.0f}"
-        try:
-            async with self._session.post(
-                wire.PATH, data=body, headers=headers, allow_redirects=False
-            ) as response:
-                status, told = response.status, response.headers
-                answer = await response.read()
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise NotSent(f"cannot be reached: {_words(error)}") from None
-        except _BROKEN as error:
-            raise Lost(f"the connection broke: {_words(error)}") from None
+            limit_s = max(0.0, left_s) + self._step_timeout_s + _WAY_S
+        status, told, answer = await self._post(body, headers, limit_s)
         if status != 200:
             raise _refusal(status, told, answer, run.first_row)
         try:
             return wire.read_answer(answer, run.num_rows, run.num_tokens, info)
         except (ValueError, KeyError, msgspec.MsgspecError) as error:
             raise Lost(f"its answer makes no sense: {error}") from None
+
+    async def _post(
+        self, body: bytes, headers: Mapping[str, str], limit_s: float | None
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        timeout = aiohttp.ClientTimeout(total=limit_s, connect=_CONNECT_S)
+        try:
+            async with self._session.post(
+                wire.PATH, data=body, headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                return response.status, response.headers, await response.read()
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise NotSent(f"cannot be reached: {_words(error)}") from None
+        except TimeoutError:
+            raise Lost("no answer in the time that its deadline and a step allow") from None
+        except _BROKEN as error:
+            raise Lost(f"the connection broke: {_words(error)}") from None
 
     async def describe(self) -> Mapping[str, Any]:
         """What /info says.
@@ -153,6 +177,16 @@ class _Pinned(AbstractResolver):
 
     async def close(self) -> None:
         """Nothing to close."""
+
+
+def _asking_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """One that ends when the other end is gone without a word: its machine, or what kept track between us."""
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _ASKING:
+        made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made
 
 
 def _refusal(status: int, headers: Mapping[str, str], body: bytes, first_row: int) -> ReplicaError:

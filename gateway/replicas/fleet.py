@@ -170,7 +170,8 @@ class Fleet:
     def _add(self, endpoint: Endpoint, stuck: Callable[[], None] = lambda: None) -> None:
         replica = Replica(endpoint.name, self._times, self._state_changed)
         key = None if endpoint.uds is not None else self._options.key
-        client = ReplicaClient(endpoint, key, dict if self._tracing is None else self._tracing.carried)
+        carried = dict if self._tracing is None else self._tracing.carried
+        client = ReplicaClient(endpoint, key, self._scheduling.step_timeout_s, carried)
         self._clients[replica] = client
         self._members[endpoint] = Member(
             replica, client, identify=self._identify, admit=self._admit, give_up=self._give_up, stuck=stuck

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -54,10 +54,11 @@ async def fleet(
     key: str | None = None,
     urls: tuple[str, ...] = (),
     tracing: Tracing | None = None,
+    **scheduling: Any,
 ) -> AsyncIterator[Fleeting]:
     """A fleet of these servers that looks often, ended with the block."""
     options = ReplicaOptions((*urls, *(server.url for server in servers)), file, key=key)
-    started = Fleet(options, SchedulerOptions(), wanted, tracing=tracing)
+    started = Fleet(options, SchedulerOptions(**scheduling), wanted, tracing=tracing)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fleet_module, "LOOK_S", 0.02)
         for name, seconds in (("CHECK_S", 0.05), ("FIRST_PROBE_S", 0.02), ("LAST_PROBE_S", 0.05)):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,13 @@ from gateway.listener import listen
 from gateway.options import GatewayOptions
 from gateway.replicas import client
 from gateway.replicas.endpoints import Listing
-from gateway.replicas.replica import State
+from gateway.replicas.replica import MAX_FAILURES, State
+from gateway.routes import sequences
 from rose.batch import EngineInfo
-from scheduler.errors import StepFailed
+from scheduler.errors import DeadlineExpired, StepFailed
 from tests.fakes import FakeEngine, fake_info
 from tests.http.fleets import fleet, settled
-from tests.http.served import serving, until
+from tests.http.served import Served, serving, until
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -259,40 +260,89 @@ async def test_a_replica_that_goes_and_comes_is_taken_back() -> None:
         assert len(one.engine.batches) > before
 
 
-async def test_one_that_does_not_answer_is_given_up_and_its_work_done_elsewhere(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("gateway.replicas.client._PROBE_S", 0.1)
-    deaf = asyncio.Event()
+@asynccontextmanager
+async def proxied(behind: Served, loses: Callable[[str], bool]) -> AsyncIterator[str]:
+    """The URL of what hands on to a replica what it is asked. loses: what it never answers, by its path."""
 
     async def answer(request: aiohttp.web.Request) -> aiohttp.web.Response:
-        if deaf.is_set():
+        body = await request.read()
+        if loses(request.path):
             await asyncio.sleep(60)
+        headers = {"Content-Type": "application/msgpack"}
         async with (
-            aiohttp.ClientSession() as session,
-            session.request(
-                request.method,
-                f"{behind.url}{request.path}",
-                data=await request.read(),
-                headers={"Content-Type": "application/msgpack"},
-            ) as response,
+            aiohttp.ClientSession(behind.url, headers=headers) as session,
+            session.request(request.method, request.path, data=body) as response,
         ):
             return aiohttp.web.Response(body=await response.read(), status=response.status)
 
     app = aiohttp.web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
-    async with serving() as behind, serving() as other:
-        runner = await listen(app, "127.0.0.1", 0)
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        async with fleet(other, urls=(url,)) as fleeting:
-            await settled(fleeting, "ready", "ready")
-            await fleeting.work(4)
-            deaf.set()
-            began_s = time.monotonic()
-            await fleeting.work(10)
-            assert time.monotonic() - began_s < 5
-            await until(lambda: sorted(fleeting.states) == ["ejected", "ready"])
+    runner = await listen(app, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
         await asyncio.wait_for(runner.cleanup(), 5)
+
+
+async def test_one_that_does_not_answer_is_given_up_and_its_work_done_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "_PROBE_S", 0.1)
+    deaf = asyncio.Event()
+    async with (
+        serving() as behind,
+        serving() as other,
+        proxied(behind, lambda _: deaf.is_set()) as url,
+        fleet(other, urls=(url,)) as fleeting,
+    ):
+        await settled(fleeting, "ready", "ready")
+        await fleeting.work(4)
+        deaf.set()
+        began_s = time.monotonic()
+        await fleeting.work(10)
+        assert time.monotonic() - began_s < 5
+        await until(lambda: sorted(fleeting.states) == ["ejected", "ready"])
+
+
+async def test_a_chunk_that_is_lost_between_us_ends_when_it_could_not_come_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its replica answers everything else."""
+    monkeypatch.setattr(client, "_WAY_S", 0.1)
+    lossy = asyncio.Event()
+    async with (
+        serving() as behind,
+        proxied(behind, lambda path: lossy.is_set() and path == sequences.PATH) as url,
+        fleet(urls=(url,), step_timeout_s=0.2) as fleeting,
+        asyncio.timeout(20),
+    ):
+        await settled(fleeting, "ready")
+        lossy.set()
+        (replica,) = fleeting.fleet.replicas
+        for failures in range(1, MAX_FAILURES + 1):
+            assert replica.in_service
+            began_s = time.monotonic()
+            with pytest.raises(DeadlineExpired):
+                await fleeting.balancer.run([np.array([5], np.int32)], deadline_s=0.3)
+            assert 0.5 < time.monotonic() - began_s < 10
+            assert (replica.failures, replica.outstanding_chunks) == (failures, 0)
+        assert replica.ejections == 1
+        lossy.clear()
+        await until(lambda: replica.state is State.HALF_OPEN)
+        await fleeting.work(4)
+        assert replica.state is State.READY
+
+
+async def test_the_kernel_asks_whether_a_silent_replica_is_still_there() -> None:
+    async with serving() as server, fleet(server) as fleeting:
+        await settled(fleeting, "ready")
+        await until(lambda: server.connections > 0)
+        (asking,) = fleeting.fleet._clients.values()
+        connections = asking._session.connector._conns.values()
+        await until(lambda: any(connections))
+        sock = next(iter(connections))[0][0].transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < 60
 
 
 async def test_a_vector_that_is_not_finite_is_told_with_its_own_place() -> None:
