@@ -20,6 +20,7 @@ from rose.configs.pipeline import check_dense, read_head, read_prompts
 from rose.configs.quantization import has_fp8_weights
 from rose.configs.scorer import read_scorer, scored_pooling
 from rose.configs.token_heads import read_token_heads, unweighted_ids
+from rose.errors import ModelLoadError
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,13 @@ def load_config(folder: Path) -> ModelConfig:
         ModelLoadError: a file is missing or malformed, or names something that is not supported; the message
             names the file and the value.
     """
+    try:
+        return _read(folder)
+    except OSError as error:  # asked whether a file is there that need not be
+        raise ModelLoadError(f"{folder} cannot be read: {error}") from None
+
+
+def _read(folder: Path) -> ModelConfig:
     fields = Fields.read(folder / "config.json")
     class_name = _class_name(fields)
     known = _CLASSES[class_name]

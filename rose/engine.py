@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from cuda_utils.errors import DeviceError
 from rose.attention.backends import load_backends
 from rose.batch import Engine, EngineInfo
 from rose.buckets import token_bucket
@@ -18,12 +18,13 @@ from rose.config import ModelConfig, load_config
 from rose.cpu_engine import CpuEngine
 from rose.engine_options import DEFAULT_BATCH_TOKENS
 from rose.engine_options import EngineOptions as EngineOptions
-from rose.errors import EngineError, ModelLoadError
+from rose.errors import EngineError, ModelLoadError, OutOfMemoryError
 from rose.layers.fp8_linear import CAPABILITY
 from rose.layers.fp8_weights import FP8_ARCHITECTURES, DequantizedWeights, Fp8Weights
 from rose.limits import StepLimits
 from rose.models.registry import build_model
 from rose.progress import shown
+from rose.step_errors import as_engine_error
 from rose.step_size import device_batch_tokens
 from rose.weights import dummy_weights, open_weights, stored_bytes
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from rose.attention.base import AttentionBackend
     from rose.models.registry import Model
     from rose.weights import WeightSource
+
+log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Trained in bfloat16: their residual streams leave float16's range (65504) and vectors become NaN.
@@ -76,26 +79,34 @@ def load_engine(
         ModelLoadError: the folder, the options or the device do not allow it.
     """
     config = load_config(folder)
-    settled = _settled(options, config)
-    dtype, device = settled.dtype, settled.device
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    stored = dummy_weights(config, options.seed, device) if dummy else _stored(folder, config, pickles)
+    device = _device(options.device)
+    # RuntimeError is what torch says nearly everything with, CUDA's errors and the want of memory among them.
     try:
+        settled = _settled(options, config, device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        stored = dummy_weights(config, options.seed, device) if dummy else _stored(folder, config, pickles)
         with shown(stored, None if dummy else stored_bytes(folder)) as read:
-            weights = _weights(read, config, settled)
-            model = build_model(config, weights, dtype, device, token_bucket(settled.max_batch_tokens))
+            weights, max_tokens = _weights(read, config, settled), token_bucket(settled.max_batch_tokens)
+            model = build_model(config, weights, settled.dtype, device, max_tokens)
         backends = load_backends(model.attention_spec)
         info = _info(model_name, config, settled, tuple(backends))
         return _start(_Loaded(model, backends, info, _limits(info, config)), options, device)
-    except (torch.OutOfMemoryError, DeviceError, EngineError) as error:
-        reason = str(error).splitlines()[0]
-        advice = "a smaller --max-batch-tokens takes less memory"
-        raise ModelLoadError(f"{model_name} cannot start on {device}: {reason}; {advice}") from error
+    except (RuntimeError, MemoryError, OSError, EngineError) as error:
+        log.debug("%s cannot start on %s", model_name, device, exc_info=True)
+        raise ModelLoadError(f"{model_name} cannot start on {device}: {_reason(error)}") from error
 
 
-def _settled(options: EngineOptions, config: ModelConfig) -> _Settled:
-    device = _device(options.device)
+def _reason(error: Exception) -> str:
+    """What to say of `error` in one line, with advice if it is of memory."""
+    line = next(iter(str(error).splitlines()), "") or type(error).__name__
+    line = line.rpartition("CPUAllocator: ")[2]  # torch's place in its source is before that
+    if isinstance(as_engine_error(error), OutOfMemoryError):
+        return f"{line}; a smaller --max-batch-tokens takes less memory"
+    return line
+
+
+def _settled(options: EngineOptions, config: ModelConfig, device: torch.device) -> _Settled:
     fp8 = _fp8(options.dtype, device, config)
     dtype = _dtype("auto" if fp8 else options.dtype, device, config)
     max_seqs = _max_batch_seqs(options, config)

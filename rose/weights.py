@@ -6,7 +6,6 @@ model's own size. Names are Hugging Face's; knows no architecture.
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 import zipfile
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
+from rose.configs.fields import Fields
 from rose.errors import ModelLoadError
 
 if TYPE_CHECKING:
@@ -68,7 +68,12 @@ class MappedWeights:
     def tensor(self, name: str, shape: Shape) -> torch.Tensor:
         """See WeightSource.tensor."""
         found = self.stored_name(name)
-        tensor = self._tensors[found]
+        try:
+            tensor = self._tensors[found]
+        except SafetensorError as error:  # of a dtype that torch has not
+            raise ModelLoadError(f"{self._origin}: tensor {found!r} cannot be read: {error}") from None
+        if not isinstance(tensor, torch.Tensor):  # a pickle may hold anything
+            raise ModelLoadError(f"{self._origin}: {found!r} is {type(tensor).__name__}, not a tensor")
         if tuple(tensor.shape) != shape:
             raise ModelLoadError(
                 f"{self._origin}: tensor {found!r} is {list(tensor.shape)}, config.json wants {list(shape)}"
@@ -210,7 +215,10 @@ def stored_bytes(folder: Path) -> int:
 
 def _found(folder: Path) -> Path:
     """The file with the weights, or the index of its shards."""
-    path = next((folder / name for name in _FILES if (folder / name).is_file()), None)
+    try:
+        path = next((folder / name for name in _FILES if (folder / name).is_file()), None)
+    except OSError as error:
+        raise ModelLoadError(f"{folder} cannot be read: {error}") from None
     if path is None:
         raise ModelLoadError(
             f"{folder}: no weights; one of {', '.join(_FILES)} is needed, or --load-format dummy"
@@ -234,12 +242,13 @@ def _shards(path: Path) -> list[Path]:
     """The files that an index's weight_map names, each once; of no index the file itself."""
     if not path.name.endswith(".index.json"):
         return [path]
-    try:
-        weight_map: dict[str, str] = json.loads(path.read_text("utf-8"))["weight_map"]
-        names = sorted(set(weight_map.values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelLoadError(f"{path} cannot be read: {error!r}") from None
-    return [path.parent / name for name in names]
+    index = Fields.read(path)
+    names = set()
+    for tensor, name in index.inside(index.get("weight_map"), "weight_map").values.items():
+        if not isinstance(name, str):
+            raise index.refuse(f"weight_map has {name!r} for {tensor!r}; a file's name is needed")
+        names.add(name)
+    return [path.parent / name for name in sorted(names)]
 
 
 def _load_pickled(path: Path, allowed: bool) -> dict[str, torch.Tensor]:
@@ -257,6 +266,9 @@ def _load_pickled(path: Path, allowed: bool) -> dict[str, torch.Tensor]:
         raise ModelLoadError(f"{path} cannot be read: {_pointer(path) or reason}") from None
     if not isinstance(state, dict):
         raise ModelLoadError(f"{path}: holds {type(state).__name__}, not a dictionary of tensors")
+    for key in state:
+        if not isinstance(key, str):
+            raise ModelLoadError(f"{path}: has the key {key!r}, which is no tensor's name")
     return state
 
 
@@ -265,7 +277,7 @@ def _pointer(path: Path) -> str | None:
     try:
         with path.open("rb") as file:
             is_one = file.read(len(_LFS)) == _LFS
-    except OSError:
+    except (OSError, ValueError):
         return None
     return "it is a pointer of Git LFS; `git lfs pull` fetches the file itself" if is_one else None
 
@@ -277,8 +289,9 @@ class _SafetensorsFiles(Mapping[str, torch.Tensor]):
         self._owner: dict[str, Any] = {}  # safetensors has no type annotations
         for path in paths:
             try:
+                path.open("rb").close()  # whatever keeps it from being read, safetensors says "No such file"
                 opened: Any = safe_open(path, framework="pt", device="cpu")
-            except (OSError, SafetensorError) as error:
+            except (OSError, ValueError, SafetensorError) as error:
                 raise ModelLoadError(f"{path} cannot be read: {_pointer(path) or error}") from None
             self._owner.update(dict.fromkeys(opened.keys(), opened))
 

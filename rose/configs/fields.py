@@ -122,5 +122,5 @@ def read_json(path: Path) -> object:
         return json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ModelLoadError(f"{path} is missing: not a model folder in Hugging Face layout") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from None

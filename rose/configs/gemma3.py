@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rose.configs.fields import Fields
 from rose.configs.model import Head, ModelConfig
 from rose.configs.windows import local_layers, rope_thetas
@@ -20,6 +22,9 @@ def read(fields: Fields, head: Head) -> ModelConfig:
     # The whole of a causal window lies before the token, itself included; a bidirectional one is halved.
     span = fields.integer("sliding_window", 4096)
     window = span - 1 if causal else span // 2
+    scalar = fields.number("query_pre_attn_scalar", 256)
+    if not 0 < scalar < math.inf:
+        raise fields.refuse(f"query_pre_attn_scalar {scalar:g} is no number of more than 0")
     theta, local_theta = rope_thetas(fields, ("rope_theta", 1e6), ("rope_local_base_freq", 1e4))
     return ModelConfig(
         architecture="gemma3",
@@ -39,6 +44,6 @@ def read(fields: Fields, head: Head) -> ModelConfig:
         windows=tuple(window if is_local else None for is_local in local),
         local_rope_theta=local_theta,
         norm_offset=1.0,
-        attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
+        attention_scale=scalar**-0.5,
         tie_embeddings=bool(fields.get("tie_word_embeddings", True)),
     )

@@ -13,7 +13,11 @@ def local_layers(fields: Fields, default: Sequence[bool]) -> list[bool]:
     if kinds is None:
         return list(default)
     known = {"sliding_attention": True, "full_attention": False}
-    if not isinstance(kinds, list) or len(kinds) != len(default) or not set(kinds) <= set(known):
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != len(default)
+        or any(kind not in (*known,) for kind in kinds)
+    ):
         raise fields.refuse(f"layer_types must be {len(default)} of {', '.join(known)}")
     return [known[kind] for kind in kinds]
 

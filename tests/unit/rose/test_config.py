@@ -238,12 +238,44 @@ def test_files_that_are_missing_or_damaged(tmp_path: Path) -> None:
     assert "config.json is missing" in refusal_of(tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": [')
     assert "cannot be read" in refusal_of(tmp_path)
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    assert "config.json cannot be read: maximum recursion depth" in refusal_of(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     assert "not a JSON object" in refusal_of(tmp_path)
     model_folder(tmp_path, BERT, [ST + "Transformer", ST + "Pooling"])
     assert "1_Pooling" in refusal_of(tmp_path)
     (tmp_path / "modules.json").write_text("{}")
     assert "modules.json" in refusal_of(tmp_path)
+
+
+def test_a_file_out_of_reach_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model_folder(tmp_path, BERT)
+    is_file = Path.is_file
+
+    def forbidden(path: Path) -> bool:
+        if path.name == "modules.json":  # a link into a folder that is another user's
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", forbidden)
+    assert "cannot be read: [Errno 13] Permission denied" in refusal_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("alias", "changes"),
+    [
+        ("modernbert-embed", {"layer_types": [["full_attention"]] * 22}),
+        ("modernbert-embed", {"layer_types": ["full_attention"] * 21}),
+        ("embeddinggemma", {"layer_types": [{}] * 24}),
+        ("embeddinggemma", {"query_pre_attn_scalar": 0}),
+        ("embeddinggemma", {"query_pre_attn_scalar": -1}),
+    ],
+)
+def test_fields_of_layers_with_windows_that_are_none(
+    tmp_path: Path, alias: str, changes: dict[str, object]
+) -> None:
+    config = json.loads((PRESETS / alias / "config.json").read_text())
+    assert next(iter(changes)) in refusal_of(model_folder(tmp_path, config | changes))
 
 
 def test_config_cannot_be_changed(tmp_path: Path) -> None:
@@ -304,5 +336,7 @@ def test_prompts_are_those_of_the_folder(tmp_path: Path) -> None:
     assert (load_config(folder).prompts, load_config(folder).default_prompt_name) == (prompts, "query")
     file.write_text(json.dumps({"prompts": prompts, "default_prompt_name": "passage"}))
     assert "passage" in refusal_of(folder)
+    file.write_text(json.dumps({"prompts": prompts, "default_prompt_name": ["query"]}))
+    assert "['query']" in refusal_of(folder)
     file.write_text(json.dumps({"prompts": ["query"]}))
     assert "prompts" in refusal_of(folder)

@@ -193,6 +193,48 @@ def test_too_little_memory_is_said_in_one_line(load: Loader, monkeypatch: pytest
     assert "\n" not in str(caught.value)
 
 
+def _cpu_memory() -> None:
+    torch.empty(1 << 60)
+
+
+def _memory() -> None:
+    raise MemoryError
+
+
+def _busy() -> None:
+    raise torch.AcceleratorError("CUDA error: devices are busy\nCUDA kernel errors might be ...")
+
+
+def _full_disk() -> None:
+    raise OSError(28, "No space left on device", "/root/.triton")
+
+
+@pytest.mark.parametrize("step", ["_settled", "open_weights", "build_model", "load_backends", "CpuEngine"])
+@pytest.mark.parametrize(
+    ("fails", "reason"),
+    [
+        (
+            _cpu_memory,
+            r"can't allocate memory: you tried to .*; a smaller --max-batch-tokens takes less memory",
+        ),
+        (_memory, "MemoryError; a smaller --max-batch-tokens takes less memory"),
+        (_busy, "CUDA error: devices are busy"),
+        (_full_disk, r"\[Errno 28\] No space left on device: '/root/\.triton'"),
+    ],
+)
+def test_whatever_fails_at_start_is_said_in_one_line(
+    small_folder: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    fails: Callable[[], None],
+    reason: str,
+) -> None:
+    monkeypatch.setattr(f"rose.engine.{step}", lambda *_, **__: fails())
+    folder, dummy = small_folder("pplx-embed"), step != "open_weights"
+    with pytest.raises(ModelLoadError, match=f"^m cannot start on cpu: {reason}$"):
+        load_engine(folder, CPU, dummy=dummy, model_name="m")
+
+
 def test_fp8_is_what_info_says_and_near_float32(load: Loader, tmp_path: Path) -> None:
     batch = RaggedBatch.pack(sequences_of(5, 9, 60))
     vectors = {}

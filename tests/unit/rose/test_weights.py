@@ -19,6 +19,7 @@ from rose.engine import load_engine
 from rose.engine_options import EngineOptions
 from rose.errors import ModelLoadError
 from rose.weights import DummyWeights, MappedWeights, open_weights
+from tests.forbidden import forbid
 
 TENSORS = {
     "bert.embeddings.LayerNorm.gamma": torch.arange(4.0),
@@ -131,6 +132,64 @@ def test_damaged_files_are_one_line(tmp_path: Path) -> None:
     assert "model-00001-of-00001.safetensors" in _refusal(lambda: open_weights(tmp_path))
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     assert "index.json" in _refusal(lambda: open_weights(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("shard", [None, 3, ["a"], "\0", "sub"])
+def test_an_index_that_names_no_file_is_told(tmp_path: Path, kind: str, shard: object) -> None:
+    (tmp_path / "sub").mkdir()
+    index = tmp_path / f"{kind}.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": shard}}))
+    refusal = _refusal(lambda: open_weights(tmp_path))
+    assert str(tmp_path / shard if isinstance(shard, str) else index) in refusal
+    assert isinstance(shard, str) or repr(shard) in refusal
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"weight_map": []}'])
+def test_an_index_that_is_none_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    assert "model.safetensors.index.json" in _refusal(lambda: open_weights(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_that_may_not_be_read_are_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Root may read them all, so a call that opens them refuses."""
+    torch.save({"a": torch.zeros(1)}, tmp_path / name)
+
+    def forbidden(path: object, *_: object, **__: object) -> object:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", forbidden)
+    monkeypatch.setattr(torch, "load", forbidden)
+    assert f"{name} cannot be read: [Errno 13] Permission denied" in _refusal(lambda: open_weights(tmp_path))
+
+
+def test_a_module_out_of_reach_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _safetensors(tmp_path)
+    weights = open_weights(tmp_path)
+    forbid(monkeypatch, tmp_path / "2_Dense")
+    refusal = _refusal(lambda: weights.tensor("2_Dense/linear.weight", (2, 2)))
+    assert refusal.startswith(f"{tmp_path / '2_Dense'} cannot be read: [Errno 13]")
+
+
+def test_a_pickle_of_more_than_tensors_by_name_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "pytorch_model.bin"
+    torch.save(TENSORS | {3: torch.zeros(1)}, file)
+    assert _refusal(lambda: open_weights(tmp_path)) == f"{file}: has the key 3, which is no tensor's name"
+    torch.save(TENSORS | {"epoch": 7, "bias": [1.0]}, file)
+    weights = open_weights(tmp_path)
+    weights.root.check_layers(1)
+    assert weights.tensor("plain.weight", (6,)).sum() == 15  # what no model reads is passed over
+    assert _refusal(lambda: weights.tensor("bias", (1,))) == f"{tmp_path}: 'bias' is list, not a tensor"
+
+
+def test_a_dtype_that_torch_has_not_is_told(tmp_path: Path) -> None:
+    header = json.dumps({"a": {"dtype": "F6_E2M3", "shape": [8], "data_offsets": [0, 6]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(6))
+    refusal = _refusal(lambda: open_weights(tmp_path).tensor("a", (8,)))
+    assert str(tmp_path) in refusal and "'a'" in refusal and "F6_E2M3" in refusal
 
 
 class _Exploit:
