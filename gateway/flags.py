@@ -165,7 +165,7 @@ def traces_endpoint(args: argparse.Namespace, environ: Mapping[str, str]) -> str
 def _key_file(text: str) -> tuple[str, ...]:
     try:
         lines = Path(text).expanduser().read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:  # the second: "~" of nobody
         raise argparse.ArgumentTypeError(f"cannot read {text}: {error}") from error
     keys = tuple(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
     if not keys:  # else a file that was emptied by mistake would open the server to everyone
@@ -174,8 +174,11 @@ def _key_file(text: str) -> tuple[str, ...]:
 
 
 def _tokenizer_file(text: str) -> Path:
-    path = Path(text).expanduser()
-    path = path / "tokenizer.json" if path.is_dir() else path
-    if not path.is_file():
-        raise argparse.ArgumentTypeError(f"there is no file {path}")
-    return path
+    try:
+        path = Path(text).expanduser()
+        path = path / "tokenizer.json" if path.is_dir() else path
+        if path.is_file():
+            return path
+    except (OSError, RuntimeError) as error:
+        raise argparse.ArgumentTypeError(f"cannot read {text}: {error}") from error
+    raise argparse.ArgumentTypeError(f"there is no file {path}")

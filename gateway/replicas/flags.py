@@ -101,9 +101,9 @@ def _url(text: str) -> str:
 
 
 def _file(text: str) -> Path:
-    path = Path(text).expanduser()
     try:
+        path = Path(text).expanduser()
         read_file(path)
-    except (OSError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"cannot read {text}: {error}") from None
     return path

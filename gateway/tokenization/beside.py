@@ -92,11 +92,11 @@ def _name(token: object) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     """The file's object; empty if it is not there."""
-    if not path.is_file():
-        return {}
     try:
+        if not path.is_file():
+            return {}
         fields = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
     if not isinstance(fields, dict):
         raise ModelLoadError(f"{path}: not a JSON object")

@@ -18,7 +18,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rose.aot.folders import user_cache
+from rose.aot.folders import can_be_read, user_cache
 from rose.attention.fa4 import SMALL, SMALL_ROWS
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ def _cell(entry: dict[str, Any]) -> Cell:
 
 def load_tables(folders: Collection[Path] | None = None) -> tuple[PolicyTable, ...]:
     """All tables: the user's own first, then those that ship. A bad one is ignored with a log line."""
-    paths = [user_cache() / USER_TABLE, *sorted(Path(__file__).parent.glob("policy_*.json"))]
+    own, shipped = user_cache(), sorted(Path(__file__).parent.glob("policy_*.json"))
+    paths = [own / USER_TABLE, *shipped] if can_be_read(own) else shipped
     if folders is not None:
         paths = [path for folder in folders for path in sorted(folder.glob("*policy*.json"))]
     tables = []

@@ -104,6 +104,14 @@ def test_a_folder_that_cannot_be_written_is_not_used(tmp_path: Path, monkeypatch
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert kept.cache_folder() is None
+
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "home", nobody)
+        assert kept.cache_folder() is None
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
     folder = kept.cache_folder()
     assert folder is not None

@@ -138,6 +138,9 @@ def test_a_key_from_the_environment_is_one_more(monkeypatch: pytest.MonkeyPatch)
         ("--tls-cert /", "argument --tls-cert: cannot read /"),
         ("--tls-key /no/file", "argument --tls-key: cannot read /no/file"),
         ("--tokenizer /no/file", "argument --tokenizer: there is no file /no/file"),
+        ("--tokenizer ~nobody-of-this-name/a", "argument --tokenizer: cannot read ~nobody-of-this-name/a"),
+        (f"--tokenizer /{'a' * 5000}", f"argument --tokenizer: cannot read /{'a' * 5000}"),
+        ("--tls-cert ~nobody-of-this-name/a", "argument --tls-cert: cannot read ~nobody-of-this-name/a"),
         ("--cors-origin example.com", "the CORS origin 'example.com' is neither"),
         ("--cors-origin https://a/", "the CORS origin 'https://a/' is neither"),
         ("--cors-origin https://A.com", "the CORS origin 'https://A.com' is neither"),
@@ -190,5 +193,5 @@ def test_traces_go_where_the_flag_or_the_environment_says(
 def test_missing_packages_for_traces_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     monkeypatch.delitem(sys.modules, "gateway.tracing", raising=False)
-    with pytest.raises(StartError, match="bouquet\\[otel\\]"):
+    with pytest.raises(StartError, match=r"pip install -e '\.\[otel\]'"):
         start_tracing("http://localhost:4318", "0")

@@ -35,14 +35,14 @@ def cache_folder() -> Path | None:
     digest = hashlib.sha256(repr((sys.implementation.cache_tag, numba.__version__, processor)).encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bouquet"
-    folder = home / f"{_PREFIX}{digest.hexdigest()[:16]}"
     try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bouquet"
+        folder = home / f"{_PREFIX}{digest.hexdigest()[:16]}"
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             os.utime(folder)  # in use
             return folder
-    except OSError:
+    except (OSError, RuntimeError):  # the latter where nothing names a home
         return None
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rose.attention import policy
 from rose.attention.base import AttentionSpec, BatchShape
 from rose.attention.policy import KNOWN, Cell, PolicyTable, fastest, load_table, load_tables, table_for
+from tests.forbidden import forbid
 
 NAMES = ("fa4", "flashinfer-fa3", "flashinfer-fa2", "sdpa")
 
@@ -188,3 +189,9 @@ def test_a_bad_table_is_ignored_with_a_log_line(tmp_path: Path, caplog: pytest.L
         tables = load_tables([tmp_path])
     assert [table.device for table in tables] == ["NVIDIA X"]
     assert "policy_b.json" in caplog.text
+
+
+def test_a_cache_of_another_user_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    forbid(monkeypatch, tmp_path)
+    assert load_tables() == shipped

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.rose.loopback_hub import Hub
 from tests.unit.rose.test_hub import hub as hub
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -91,8 +92,8 @@ def run(env: dict[str, str], stderr: int) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.usefixtures("minilm_folder")
-def test_a_terminal_is_shown_how_far_things_are_and_a_file_is_not(hub: str, tmp_path: Path) -> None:
-    env = {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "one"), "HF_HUB_OFFLINE": "0"}
+def test_a_terminal_is_shown_how_far_things_are_and_a_file_is_not(hub: Hub, tmp_path: Path) -> None:
+    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "one"), "HF_HUB_OFFLINE": "0"}
     shown = at_a_terminal(env)
     for bar in SEEN:
         assert re.search(bar, shown), (bar, shown)
