@@ -29,6 +29,7 @@ from tests.corpus.jobs import (
     write_parquet,
     write_texts,
 )
+from tests.corpus.processes import run
 from tests.fakes import FakeEngine, FakeLazyTensor, fake_info
 
 
@@ -150,6 +151,18 @@ def test_a_corrupt_row_group_costs_its_own_rows(tmp_path: Path) -> None:
     assert all(row["reason"].startswith("row group 1 cannot be read: ") for row in lost)
     assert list(summary.damaged) == [0]
     assert sorted(row["id"] for row in rows(tmp_path / "out")) == [*range(50), *range(100, 200)]
+
+
+def test_a_corrupt_footer_does_not_end_the_process(tmp_path: Path) -> None:
+    source = write_texts(tmp_path / "in" / "a.parquet", 20, row_group_size=10)
+    # Of the last text column: the length of an empty list of its sizes, which pyarrow checks by column.
+    before, sizes, after = source.read_bytes().rpartition(b"\x19\x06\x19\x26\x00")
+    assert sizes
+    source.write_bytes(before + b"\x19\x46\x19\x26\x00" + after)
+    write_texts(tmp_path / "in" / "b.parquet", 10, first=20)
+    status, summary, _ = run(tmp_path / "in", tmp_path / "out")
+    assert (status, summary["status"], summary["rows_out"], summary["rejected"]) == (1, "damaged", 20, 10)
+    assert all(row["reason"].startswith("row group 1 cannot be read: ") for row in rejected(tmp_path / "out"))
 
 
 def test_a_damaged_shard_is_tried_again(tmp_path: Path) -> None:
