@@ -66,6 +66,11 @@ class Work:
     shape: ErrorShape = ErrorShape.OPENAI
     also: tuple[ErrorShape, ...] = ()
 
+    @property
+    def requests(self) -> tuple[Any, ...]:
+        """All that it takes."""
+        return self.request if isinstance(self.request, tuple) else (self.request,)
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -113,7 +118,13 @@ WORK = (
         ErrorShape.PERPLEXITY,
     ),
     Work((tei.EMBED_PATH,), "Vectors as bare lists", tei.EmbedRequest, _VECTORS, ErrorShape.TEI),
-    Work((tei.ROOT_PATH,), "As /embed or /similarity", tei.EmbedRequest, _VECTORS, ErrorShape.TEI),
+    Work(
+        (tei.ROOT_PATH,),
+        "As /embed or /similarity",
+        (tei.EmbedRequest, tei.SimilarityRequest),
+        (*_VECTORS, list[float]),
+        ErrorShape.TEI,
+    ),
     Work((tei.SIMILARITY_PATH,), "Cosines", tei.SimilarityRequest, (list[float],), ErrorShape.TEI),
     Work(
         (tei_tokens.ALL_PATH,),
@@ -186,7 +197,7 @@ _OF_EMBEDDINGS = ("EmbeddingResponse", "PerplexityResponse", "PerplexityDocument
 
 def describe() -> dict[str, Any]:
     """The whole document."""
-    types = [kind for work in WORK for kind in (work.request, *work.responses)]
+    types = [kind for work in WORK for kind in (*work.requests, *work.responses)]
     types += [page.response for page in PAGES if not isinstance(page.response, str)]
     types += [Embedding, *error_bodies.ERROR_STRUCTS.values()]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
@@ -230,17 +241,21 @@ def statuses(shape: ErrorShape) -> dict[int, list[ErrorKind]]:
 def _work(work: Work, path: str, schemas: dict[str, Any]) -> dict[str, Any]:
     responses = _errors((work.shape, *work.also))
     if work.responses:
-        given = [schemas[repr(kind)] for kind in work.responses]
-        content = _both_codecs(given[0] if len(given) == 1 else {"anyOf": given})
+        content = _both_codecs(_any_of(work.responses, schemas))
         responses = {"200": {"description": "Done", "content": content}, **responses}
     return {
         "summary": work.summary,
         "operationId": "post" + path.replace("/", "_"),
         "tags": [work.shape.value],
         "security": [{}, {"key": []}],
-        "requestBody": {"required": True, "content": _both_codecs(schemas[repr(work.request)])},
+        "requestBody": {"required": True, "content": _both_codecs(_any_of(work.requests, schemas))},
         "responses": responses,
     }
+
+
+def _any_of(kinds: tuple[Any, ...], schemas: dict[str, Any]) -> dict[str, Any]:
+    given: list[dict[str, Any]] = [schemas[repr(kind)] for kind in kinds]
+    return given[0] if len(given) == 1 else {"anyOf": given}
 
 
 def _errors(shapes: tuple[ErrorShape, ...]) -> dict[str, Any]:

@@ -142,6 +142,7 @@ class Client:
                     self._recorder.failed(
                         start_s + offset_s, f"client limit of {MAX_OPEN} requests under way"
                     )
+                    self._next += 1  # a trace's others are sent at their own times
                     continue
                 task = asyncio.create_task(self._one(start_s + offset_s))
                 running.add(task)

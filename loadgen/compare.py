@@ -14,14 +14,16 @@ from loadgen.results import CaseResult, Results
 from loadgen.summary import StreamSummary
 
 Key = tuple[str, str, str]
+# By their numbers; one that failed has none.
+Rounds = dict[int, StreamSummary]
 
 
 @dataclass(frozen=True)
 class Column:
-    """One side. rounds: each case's streams, one a round, in the order of the rounds."""
+    """One side. rounds: each case's streams."""
 
     name: str
-    rounds: dict[Key, list[StreamSummary]]
+    rounds: dict[Key, Rounds]
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def table(columns: list[Column]) -> str:
     for key, rounds in first.rounds.items():
         cells = [_numbers(rounds)]
         for other in others:
-            theirs = other.rounds.get(key, [])
+            theirs = other.rounds.get(key, {})
             cells += [_numbers(theirs), *(str(r) if r else "–" for r in ratios(rounds, theirs))]
         lines.append(f"| {_name(key)} | {' | '.join(cells)} |")
     missing = sorted({_name(key) for c in others for key in c.rounds if key not in first.rounds})
@@ -85,9 +87,9 @@ def table(columns: list[Column]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def ratios(left: list[StreamSummary], right: list[StreamSummary]) -> Iterator[Ratio | None]:
-    """Of p50, p99 and embeddings a second, right to left; None where a side has nothing."""
-    pairs = list(zip(left, right, strict=False))
+def ratios(left: Rounds, right: Rounds) -> Iterator[Ratio | None]:
+    """Of p50, p99 and embeddings a second, right to left, by round; None where a side has nothing."""
+    pairs = [(left[number], right[number]) for number in left if number in right]
     for read_value in (_p50, _p99, _rate):
         both = [(read_value(s), read_value(r)) for s, r in pairs]
         values = [r / s for s, r in both if s and r is not None]
@@ -106,10 +108,10 @@ def _rate(stream: StreamSummary) -> float | None:
     return stream.embeddings_per_s
 
 
-def _numbers(rounds: list[StreamSummary]) -> str:
+def _numbers(rounds: Rounds) -> str:
     if not rounds:
         return "–"
-    told = ([v for r in rounds if (v := value(r)) is not None] for value in (_p50, _p99, _rate))
+    told = ([v for r in rounds.values() if (v := value(r)) is not None] for value in (_p50, _p99, _rate))
     p50, p99, rate = (median(values) if values else None for values in told)
     return f"{_shown(p50, 2)} / {_shown(p99, 2)}, {_shown(rate, 1)}"
 
@@ -124,9 +126,9 @@ def _name(key: Key) -> str:
 
 
 def _column(name: str, cases: list[CaseResult], target: str) -> Column:
-    rounds: dict[Key, list[StreamSummary]] = {}
+    rounds: dict[Key, Rounds] = {}
     for case in cases:
         if case.target == target:
             for stream in case.streams:
-                rounds.setdefault((case.suite, case.name, stream.stream), []).append(stream)
+                rounds.setdefault((case.suite, case.name, stream.stream), {})[case.number] = stream
     return Column(name, rounds)

@@ -92,13 +92,22 @@ def test_failures_and_wrong_vectors_are_loud() -> None:
 
 
 def test_ratios_pair_the_rounds() -> None:
-    left, right = [stream(4.0), stream(8.0)], [stream(8.0), stream(24.0)]
+    left, right = {0: stream(4.0), 1: stream(8.0)}, {0: stream(8.0), 1: stream(24.0)}
     p50, p99, rate = compare.ratios(left, right)
     assert p50 is not None and (p50.middle, p50.low, p50.high) == pytest.approx((2.5, 2.0, 3.0))
     assert p99 is not None and p99.middle == pytest.approx(2.5)
     assert str(p50) == "2.50× (2.00–3.00)"
     assert rate is not None and rate.middle == pytest.approx(1.0, rel=0.01)
-    assert list(compare.ratios(left, [])) == [None, None, None]
+    assert list(compare.ratios(left, {})) == [None, None, None]
+
+
+def test_a_round_that_failed_pairs_with_none(tmp_path: Path) -> None:
+    paths = [tmp_path / "before.json", tmp_path / "after.json"]
+    second = case("1×512", stream(8.0), number=1)
+    for path, first in zip(paths, (case("1×512", failed="reset"), case("1×512", stream(4.0))), strict=True):
+        path.write_bytes(msgspec.json.encode(results(first, second)))
+    left, right = (next(iter(column.rounds.values())) for column in compare.columns_of_files(paths))
+    assert [str(ratio) for ratio in compare.ratios(left, right)] == ["1.00×"] * 3
 
 
 def test_files_are_set_side_by_side(tmp_path: Path) -> None:
