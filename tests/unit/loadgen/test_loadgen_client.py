@@ -102,3 +102,15 @@ async def test_a_client_that_polls_does_not_sleep(
     # One or two turns go by before the first answer is waited for, and after the last.
     assert all(wait == 0 for wait in waits[3:]) == polls
     assert len(waits) > 5
+
+
+async def test_what_a_client_cannot_send_is_passed_over_not_sent_later(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry of a trace that met the limit of requests under way: the others are still their own."""
+    monkeypatch.setattr("loadgen.client.MAX_OPEN", 0)
+    client = Client(replace(job, stream=Stream(SHAPE, pacing=Pacing.CONSTANT, rate=100.0)))
+    await client.prepare()
+    recording = await client.run(perf_counter())
+    assert len(recording.done_s) == 0
+    assert client._next == 51
