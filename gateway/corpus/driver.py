@@ -141,7 +141,7 @@ def _planned(options: CorpusOptions, job: dict[str, Any], inputs: Inputs, store:
     """The shards of the job in OUT, or of a new one.
 
     Raises:
-        RefusedError: OUT holds another job.
+        RefusedError: OUT holds another job, or a file of IN cannot be opened or read.
     """
     if not options.redo:
         before, plan = load_job(store), load_plan(store)

@@ -14,7 +14,17 @@ class CorpusError(Exception):
 
 
 class RefusedError(CorpusError):
-    """OUT belongs to another job, or to a driver that still runs."""
+    """OUT belongs to another job, or to a driver that still runs; or a file of IN cannot be opened or read.
+
+    A plan without the rows of such a file would hold for all reruns: a file's rights are not among what is
+    compared. So it is refused before there is one.
+    """
+
+    @classmethod
+    def unread(cls, path: str, error: Exception) -> RefusedError:
+        """What `error` means for the file `path` of IN, whose rows are not known."""
+        why = " ".join(str(error).split()) or type(error).__name__
+        return cls(f"{path} cannot be opened or read: {why}; run this again once it can be")
 
 
 class OutputError(CorpusError):

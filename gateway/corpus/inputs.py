@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from pyarrow import parquet as pq
 
 from gateway.corpus.errors import CorpusError
 from gateway.corpus.jsonl_input import SUFFIXES, check_fields, jsonl_pieces, read_jsonl
 from gateway.corpus.locations import FoundFile, find, locate, shown, split_pattern
-from gateway.corpus.parquet_input import UNREADABLE, id_type, parquet_pieces, read_parquet
+from gateway.corpus.parquet_input import id_type_of, parquet_pieces, read_parquet
 from gateway.corpus.rows import Chunk, Columns, Piece
 from gateway.corpus.store import Store
 
@@ -34,7 +33,8 @@ class Inputs:
         """All rows, file after file, in pieces that are no larger than a shard.
 
         Raises:
-            CorpusError: a file cannot be read at all, or has no such columns.
+            CorpusError: a file has no such columns.
+            RefusedError: a file cannot be opened or read.
         """
         lines = (file.path for file in self.files if not _is_parquet(file.path))
         check_fields(self.filesystem, lines, columns)
@@ -52,12 +52,15 @@ class Inputs:
 
         Raises:
             CorpusError: files differ.
+            RefusedError: a file cannot be opened or read.
         """
         if columns.id is None:
             return None
         found: dict[Any, str] = {}
         for file in self.files:
-            found.setdefault(_id_type(self.filesystem, file.path, columns.id), file.path)
+            parquet = _is_parquet(file.path)
+            kind = id_type_of(self.filesystem, file.path, columns.id) if parquet else pa.string()
+            found.setdefault(kind, file.path)
         found.pop(None, None)
         if len(found) > 1:
             (one, first), (other, second) = list(found.items())[:2]
@@ -96,13 +99,3 @@ def read_pieces(filesystem: Any, pieces: Sequence[Piece], columns: Columns) -> I
 
 def _is_parquet(path: str) -> bool:
     return path.lower().endswith(_PARQUET)
-
-
-def _id_type(filesystem: Any, path: str, column: str) -> Any:
-    if not _is_parquet(path):
-        return pa.string()
-    try:
-        with filesystem.open_input_file(path) as stream:
-            return id_type(pq.ParquetFile(stream).schema_arrow.field(column).type)
-    except UNREADABLE:
-        return None

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gateway.corpus.errors import CorpusError
+from gateway.corpus.errors import CorpusError, RefusedError
 from gateway.corpus.rows import CHUNK_ROWS, Chunk, Columns, Piece, lost
 
 if sys.version_info >= (3, 14):
@@ -37,8 +37,16 @@ _CODECS: dict[str, Callable[[Any], Any]] = {
 SUFFIXES = tuple(kind + codec for kind in (".jsonl", ".ndjson") for codec in ("", *_CODECS))
 
 
+class _DamagedError(OSError):
+    """The file ends early, or is not what its name says; reading it again does not help."""
+
+
 def jsonl_pieces(filesystem: Any, path: str, most_rows: int, most_bytes: int) -> list[Piece]:
-    """The file's rows in pieces of at most so many, or of the first line behind so many bytes."""
+    """The file's rows in pieces of at most so many, or of the first line behind so many bytes.
+
+    Raises:
+        RefusedError: it cannot be opened or read.
+    """
     pieces: list[Piece] = []
     start = row = offset = place = 0
     damage, ended = "", True
@@ -61,8 +69,10 @@ def jsonl_pieces(filesystem: Any, path: str, most_rows: int, most_bytes: int) ->
                 if taken == min(by_rows, by_bytes):
                     cut()
             place = base + len(block)
-    except OSError as error:
+    except _DamagedError as error:
         damage = f"the file ends early: {' '.join(str(error).split())}"
+    except OSError as error:
+        raise RefusedError.unread(path, error) from error
     row += not ended
     if row > start or damage:
         cut()
@@ -75,6 +85,7 @@ def check_fields(filesystem: Any, paths: Iterable[str], columns: Columns) -> Non
 
     Raises:
         CorpusError: see above; the message has the fields that there are.
+        RefusedError: a file cannot be opened or read.
     """
     missing = dict.fromkeys(filter(None, columns))
     found: dict[str, None] = {}
@@ -94,8 +105,10 @@ def check_fields(filesystem: Any, paths: Iterable[str], columns: Columns) -> Non
 def _first_objects(filesystem: Any, path: str) -> Iterator[dict[str, Any]]:
     try:
         block = next(_blocks(filesystem, path, 0), b"")
-    except OSError:
+    except _DamagedError:
         return
+    except OSError as error:
+        raise RefusedError.unread(path, error) from error
     for line in block.removeprefix(_MARK).split(b"\n")[:CHUNK_ROWS]:
         with suppress(orjson.JSONDecodeError):
             fields = orjson.loads(line)
@@ -105,6 +118,8 @@ def _first_objects(filesystem: Any, path: str) -> Iterator[dict[str, Any]]:
 
 def read_jsonl(filesystem: Any, piece: Piece, columns: Columns) -> Iterator[Chunk]:
     """The piece's rows; lines that hold no such object are rejected with the reason."""
+    if piece.start == piece.stop:  # it is there for its damage alone
+        return
     chunk, row = Chunk(piece.file), piece.start
     reason = "the file has fewer lines now"
     try:
@@ -163,7 +178,7 @@ def _blocks(filesystem: Any, path: str, offset: int) -> Iterator[bytes]:
     """The inflated file from `offset` on, in blocks.
 
     Raises:
-        OSError: the rest cannot be read or inflated; all before it has been given.
+        OSError: the rest cannot be read or, as _DamagedError, inflated; all before it has been given.
     """
     opened = next((opened for suffix, opened in _CODECS.items() if path.lower().endswith(suffix)), None)
     if opened is None:
@@ -183,5 +198,5 @@ def _inflated(stream: Any, offset: int) -> Iterator[bytes]:
             if offset < len(block):
                 yield block[offset:]
             offset = max(0, offset - len(block))
-    except (EOFError, zlib.error, zstd.ZstdError) as error:
-        raise OSError(str(error)) from error
+    except (EOFError, gzip.BadGzipFile, zlib.error, zstd.ZstdError) as error:
+        raise _DamagedError(str(error)) from error

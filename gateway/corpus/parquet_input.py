@@ -9,11 +9,13 @@ import pyarrow as pa
 from pyarrow import parquet as pq
 from pyarrow import types
 
-from gateway.corpus.errors import CorpusError
+from gateway.corpus.errors import CorpusError, RefusedError
 from gateway.corpus.rows import CHUNK_ROWS, Chunk, Columns, Piece, lost
 
 # Bytes of text that are decoded at once, about: rows of megabytes come a few at a time.
 _CHUNK_BYTES = 4 << 20
+# Of a file's end, read at once: most footers are no longer.
+_END_BYTES = 64 << 10
 # What damaged files raise: pyarrow's own errors are of these.
 UNREADABLE = (OSError, pa.ArrowException, ValueError)
 
@@ -23,11 +25,12 @@ def parquet_pieces(filesystem: Any, path: str, columns: Columns, most_rows: int)
 
     Raises:
         CorpusError: a column is missing, or is not one of text or ids.
+        RefusedError: the file cannot be opened or read.
     """
+    end = _end(filesystem, path)
     try:
-        with filesystem.open_input_file(path) as stream:
-            file = pq.ParquetFile(stream)
-            schema, metadata = file.schema_arrow, file.metadata
+        file = pq.ParquetFile(pa.BufferReader(end))
+        schema, metadata = file.schema_arrow, file.metadata
     except UNREADABLE as error:
         return [Piece(path, 0, 0, damage=f"the file cannot be read: {_line(error)}")]
     check_columns(schema, columns, path)
@@ -42,6 +45,37 @@ def parquet_pieces(filesystem: Any, path: str, columns: Columns, most_rows: int)
             pieces.append(Piece(path, start, stop, 0, nbytes * (stop - start) // group.num_rows))
         row += group.num_rows
     return pieces
+
+
+def id_type_of(filesystem: Any, path: str, column: str) -> Any:
+    """The type of ids in OUT by a file's column, as `id_type`; None also of a damaged file.
+
+    Raises:
+        RefusedError: the file cannot be opened or read.
+    """
+    end = _end(filesystem, path)
+    try:
+        return id_type(pq.ParquetFile(pa.BufferReader(end)).schema_arrow.field(column).type)
+    except UNREADABLE:
+        return None
+
+
+def _end(filesystem: Any, path: str) -> bytes:
+    """The file's end with its footer. Read apart: what pyarrow raises of a damaged one is an OSError, too.
+
+    Raises:
+        RefusedError: it cannot be opened or read.
+    """
+    try:
+        with filesystem.open_input_file(path) as stream:
+            size = stream.size()
+            end: bytes = stream.read_at(min(size, _END_BYTES), max(0, size - _END_BYTES))
+            footer = int.from_bytes(end[-8:-4], "little") + 8  # its length and the mark are behind it
+            if len(end) < footer <= size:
+                end = stream.read_at(footer, size - footer)
+            return end
+    except UNREADABLE as error:
+        raise RefusedError.unread(path, error) from error
 
 
 def check_columns(schema: Any, columns: Columns, path: str) -> None:

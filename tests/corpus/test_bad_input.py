@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import io
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyarrow import fs
 from pyarrow import parquet as pq
 
 from gateway.corpus import jsonl_input
 from gateway.corpus.errors import CorpusError, RefusedError
+from gateway.corpus.jsonl_input import read_jsonl
+from gateway.corpus.rows import Columns, Piece
 from rose.batch import BatchResult, RaggedBatch
 from rose.errors import StepError
 from tests.corpus.jobs import (
@@ -211,6 +217,87 @@ def test_a_file_without_a_footer_is_named_and_others_go_on(tmp_path: Path) -> No
     summary, status = embed(tmp_path / "in", tmp_path / "out", id_column="id")
     assert (status, summary.status, summary.rows_out) == (1, "damaged", 20)
     assert "the file cannot be read" in next(iter(summary.damaged.values()))
+
+
+class Broken(io.BytesIO):
+    """What a file holds whose disk does not answer."""
+
+    def read(self, *_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def shut(monkeypatch: pytest.MonkeyPatch, name: str, *, opens: bool) -> None:
+    """A file of this name cannot be read, even by root."""
+
+    class Shut(fs.LocalFileSystem):
+        def open_input_file(self, path: str) -> pa.NativeFile:
+            if not path.endswith(name):
+                return super().open_input_file(path)
+            if opens:
+                return pa.PythonFile(Broken(b"0" * 100), "r")
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+        def open_input_stream(self, path: str, **options: Any) -> pa.NativeFile:
+            return (
+                self.open_input_file(path)
+                if path.endswith(name)
+                else super().open_input_stream(path, **options)
+            )
+
+    monkeypatch.setattr(fs, "LocalFileSystem", Shut)
+
+
+@pytest.mark.parametrize(("opens", "why"), [(True, "Input/output error"), (False, "Permission denied")])
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])
+def test_a_file_that_cannot_be_read_is_not_planned_without_its_rows(
+    tmp_path: Path, name: str, opens: bool, why: str
+) -> None:
+    line = b'{"text": "a"}\n'
+    packed = {".gz": gzip.compress, ".zst": jsonl_input.zstd.compress}.get(Path(name).suffix, bytes)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / name).write_bytes(packed(line))
+    if name.endswith("parquet"):
+        write_parquet(tmp_path / "in" / name, {"text": ["a"]})
+    (tmp_path / "in" / "b.jsonl").write_bytes(line)
+    with pytest.MonkeyPatch.context() as patched:
+        shut(patched, name, opens=opens)
+        with pytest.raises(RefusedError, match=rf"{name} cannot be opened or read: .*{why}"):
+            embed(tmp_path / "in", tmp_path / "out")
+    summary, status = embed(tmp_path / "in", tmp_path / "out")
+    assert (status, summary.rows_out) == (0, 2)
+
+
+def test_ids_of_a_file_that_cannot_be_read_have_no_type(tmp_path: Path) -> None:
+    source = write_texts(tmp_path / "in.parquet", 10)
+    embed(source, tmp_path / "out", id_column="id", shard_rows=5)
+    (tmp_path / "out" / "part-000001.parquet").unlink()
+    with pytest.MonkeyPatch.context() as patched:
+        shut(patched, "in.parquet", opens=False)
+        with pytest.raises(RefusedError, match="cannot be opened or read"):
+            embed(source, tmp_path / "out", id_column="id", shard_rows=5)
+    assert embed(source, tmp_path / "out", id_column="id", shard_rows=5)[1] == 0
+    check_complete(tmp_path / "out", 10)
+
+
+def test_a_piece_without_rows_has_none(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    piece = Piece(str(tmp_path / "a.jsonl"), 0, 0, damage="the file ends early")
+    assert list(read_jsonl(fs.LocalFileSystem(), piece, Columns("text", None))) == []
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
+def test_a_file_that_is_not_what_its_name_says_is_damaged(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('{"text": "a"}\n')
+    (tmp_path / "b.jsonl").write_text('{"text": "b"}\n')
+    summary, status = embed(tmp_path, tmp_path / "out")
+    assert (status, summary.status, summary.rows_out) == (1, "damaged", 1)
+
+
+def test_a_long_footer_is_read_whole(tmp_path: Path) -> None:
+    source = tmp_path / "in.parquet"
+    table = pa.table({"text": ["a", "b"]})
+    pq.write_table(table.replace_schema_metadata({"long": os.urandom(100_000).hex()}), source)
+    assert embed(source, tmp_path / "out")[0].rows_out == 2
 
 
 def test_a_file_that_vanishes_while_the_job_runs(tmp_path: Path) -> None:
