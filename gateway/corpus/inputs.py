@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from gateway.corpus.errors import CorpusError
 from gateway.corpus.jsonl_input import SUFFIXES, check_fields, jsonl_pieces, read_jsonl
-from gateway.corpus.locations import FoundFile, find, locate, shown, split_pattern
+from gateway.corpus.locations import FoundFile, Location, find, locate, shown, split_pattern
 from gateway.corpus.parquet_input import id_type_of, parquet_pieces, read_parquet
 from gateway.corpus.rows import Chunk, Columns, Piece
 from gateway.corpus.store import Store
@@ -75,7 +77,8 @@ def find_inputs(url: str, out: Store) -> Inputs:
         CorpusError: there are none of a kind that is read.
     """
     place, found = find(url)
-    outside = [file for file in found if not file.path.startswith(f"{out.root}/")]
+    below = _below(out, place)
+    outside = [file for file in found if not below(file.path)]
     if not outside:
         raise CorpusError(f"{shown(url)} is below OUT, {out.url}, whose files are not read; give another OUT")
     known = [file for file in outside if file.path.lower().endswith((_PARQUET, *SUFFIXES))]
@@ -83,6 +86,15 @@ def find_inputs(url: str, out: Store) -> Inputs:
         kinds = ", ".join((_PARQUET, *SUFFIXES))
         raise CorpusError(f"{shown(url)} has no files of the kinds that are read: {kinds}")
     return Inputs(place.filesystem, known, len(outside) - len(known))
+
+
+def _below(out: Store, place: Location) -> Callable[[str], bool]:
+    """What tells whether a file of IN's place is below OUT; on this machine by whatever way it is named."""
+    if not (out.local and place.local):
+        return lambda path: path.startswith(f"{out.root}/")
+    root = Path(out.root).resolve()
+    folder_below = cache(lambda folder: Path(folder).resolve().is_relative_to(root))
+    return lambda path: folder_below(path.rpartition("/")[0] or "/")
 
 
 def source_filesystem(url: str) -> Any:

@@ -154,6 +154,24 @@ def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
     assert (summary.rows_out, len(rows(tmp_path / "out"))) == (11, 11)
 
 
+@pytest.mark.parametrize("way", ["dots", "link", "link to OUT"])
+def test_parts_in_in_are_known_by_whatever_way_it_is_named(tmp_path: Path, way: str) -> None:
+    texts = tmp_path / "in"
+    write_texts(texts / "a.parquet", 10)
+    (texts / "out").mkdir()
+    (tmp_path / "link").symlink_to(texts)
+    (tmp_path / "linked-out").symlink_to(texts / "out")
+    source, out = {
+        "dots": (texts / ".." / "in", texts / "out"),
+        "link": (tmp_path / "link", texts / "out"),
+        "link to OUT": (texts, tmp_path / "linked-out"),
+    }[way]
+    for shards in (1, 0):
+        summary, status = embed(source, out)
+        assert (status, summary.files, summary.shards_of_this_run) == (0, 1, shards)
+    assert {row["file"] for row in rows(out)} == {f"{source}/a.parquet"}
+
+
 def test_redo_leaves_no_part_of_a_larger_job(tmp_path: Path, source: Path) -> None:
     embed(source, tmp_path / "out", id_column="id", shard_rows=20)
     summary, _ = embed(source, tmp_path / "out", id_column="id", shard_rows=200, redo=True)
