@@ -75,7 +75,12 @@ class _Count:
         self._containers = self._values = 0
 
     def look(self, packed: bytes | msgspec.Raw, levels: int) -> None:
-        """Count what an array or map and those in it state, `levels` deep at most; first the outer one."""
+        """Count what an array or map and those in it state, `levels` deep at most; first the outer one.
+
+        Raises:
+            ApiError: INVALID_BODY.
+            MsgspecError, RecursionError: it is no msgpack.
+        """
         view = memoryview(packed)
         is_array = _is_array(view[0])
         size = _stated(view, _ARRAYS if is_array else _MAPS)

@@ -211,7 +211,9 @@ _NAMES = {str: "a string", int: "a token id", list: "a list of token ids"}
 
 
 def check_repeated(num_chars: int, times: int, name: str) -> None:
-    """Refuse what would be read so many times that a small body becomes gigabytes.
+    """Refuse a text that goes with so many others that a small body becomes gigabytes.
+
+    num_chars: the text's characters. times: the others. name: the text's field.
 
     Raises:
         ApiError: INPUT_TOO_LONG.

@@ -61,15 +61,10 @@ class Work:
 
     paths: tuple[str, ...]
     summary: str
-    request: Any
+    requests: tuple[Any, ...]
     responses: tuple[Any, ...]
     shape: ErrorShape = ErrorShape.OPENAI
     also: tuple[ErrorShape, ...] = ()
-
-    @property
-    def requests(self) -> tuple[Any, ...]:
-        """All that it takes."""
-        return self.request if isinstance(self.request, tuple) else (self.request,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +101,18 @@ WORK = (
     Work(
         openai.PATHS,
         "Vectors of texts or token ids: OpenAI's dialect, and Perplexity's for its encoding formats",
-        EmbeddingRequest,
+        (EmbeddingRequest,),
         (EmbeddingResponse, perplexity.PerplexityResponse, EmbeddingBlock),
         also=(ErrorShape.PERPLEXITY,),
     ),
     Work(
         (perplexity.CONTEXT_PATH,),
         "Vectors of chunks within their document; models that pool by mean only",
-        perplexity.ContextualizedRequest,
+        (perplexity.ContextualizedRequest,),
         (perplexity.ContextualizedResponse,),
         ErrorShape.PERPLEXITY,
     ),
-    Work((tei.EMBED_PATH,), "Vectors as bare lists", tei.EmbedRequest, _VECTORS, ErrorShape.TEI),
+    Work((tei.EMBED_PATH,), "Vectors as bare lists", (tei.EmbedRequest,), _VECTORS, ErrorShape.TEI),
     Work(
         (tei.ROOT_PATH,),
         "As /embed or /similarity",
@@ -125,49 +120,53 @@ WORK = (
         (*_VECTORS, list[float]),
         ErrorShape.TEI,
     ),
-    Work((tei.SIMILARITY_PATH,), "Cosines", tei.SimilarityRequest, (list[float],), ErrorShape.TEI),
+    Work((tei.SIMILARITY_PATH,), "Cosines", (tei.SimilarityRequest,), (list[float],), ErrorShape.TEI),
     Work(
         (tei_tokens.ALL_PATH,),
         "A vector for each token; models that give vectors only",
-        tei_tokens.EmbedTokensRequest,
+        (tei_tokens.EmbedTokensRequest,),
         (list[list[list[float]]], TokenEmbeddings),
         ErrorShape.TEI,
     ),
     Work(
         (tei_tokens.SPARSE_PATH,),
         "Words that weigh; models that give them only",
-        tei_tokens.EmbedTokensRequest,
+        (tei_tokens.EmbedTokensRequest,),
         (list[list[tei_tokens.SparseValue]],),
         ErrorShape.TEI,
     ),
     Work(
         (predict.PREDICT_PATH,),
         "Classes; models that give them only",
-        predict.PredictRequest,
+        (predict.PredictRequest,),
         (list[predict.Prediction], list[list[predict.Prediction]]),
         ErrorShape.TEI,
     ),
     Work(
-        (tokens.TOKENIZE_PATH,), "Tokens", tokens.TokenizeRequest, (list[list[tokens.Token]],), ErrorShape.TEI
+        (tokens.TOKENIZE_PATH,),
+        "Tokens",
+        (tokens.TokenizeRequest,),
+        (list[list[tokens.Token]],),
+        ErrorShape.TEI,
     ),
-    Work((tokens.DECODE_PATH,), "Texts of token ids", tokens.DecodeRequest, (list[str],), ErrorShape.TEI),
+    Work((tokens.DECODE_PATH,), "Texts of token ids", (tokens.DecodeRequest,), (list[str],), ErrorShape.TEI),
     *(
         Work(
             (path,),
             "Documents by how well they answer",
-            rerank.RerankRequest,
+            (rerank.RerankRequest,),
             _RANKED,
             shape,
             (ErrorShape.JINA if shape is ErrorShape.TEI else ErrorShape.TEI,),
         )
         for path, shape in rerank.PATHS.items()
     ),
-    Work(score.PATHS, "Scores of pairs", score.ScoreRequest, (score.ScoreResponse,)),
+    Work(score.PATHS, "Scores of pairs", (score.ScoreRequest,), (score.ScoreResponse,)),
     *(
         Work(
             (path,),
             "Vectors by number type",
-            cohere.CohereEmbedRequest,
+            (cohere.CohereEmbedRequest,),
             (cohere.CohereEmbedResponse,),
             ErrorShape.COHERE,
         )
@@ -176,7 +175,7 @@ WORK = (
     Work(
         (sequences.PATH,),
         "Rows of token ids as the engine gives them: what gateways ask of replicas",
-        SequencesRequest,
+        (SequencesRequest,),
         (SequencesResponse,),
     ),
 )

@@ -212,7 +212,7 @@ class CudaForward:
 
 
 def most_token_values(info: EngineInfo) -> int:
-    """Of the largest bucket that a step may have whose tokens give something, whatever kinds they give."""
+    """Numbers (f32) that the tokens of the largest bucket give, whatever kinds of `info` a step asks for."""
     outputs = info.token_outputs
     subsets = [kinds for count in range(len(outputs)) for kinds in combinations(outputs, count + 1)]
     buckets = [token_bucket(max(info.most_tokens(kinds), 1)) for kinds in subsets]
@@ -221,7 +221,7 @@ def most_token_values(info: EngineInfo) -> int:
 
 
 def graph_bytes(device_bytes: int, torch_bytes: int) -> int:
-    """What a capture took, from what the device lost of free memory and torch gained of it meanwhile.
+    """Bytes that a capture took, from those that the device lost of free memory and torch gained meanwhile.
 
     Another process on the device may have loaded a model in that time: the driver's share has a bound.
     """

@@ -119,9 +119,9 @@ def read_prompts(folder: Path) -> tuple[Mapping[str, str], str | None]:
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise fields.refuse("prompts is not an object of texts")
     default = fields.get("default_prompt_name")
-    if default is not None and default not in (*prompts,):
+    if default is not None and not (isinstance(default, str) and default in prompts):
         raise fields.refuse(f"default_prompt_name {default!r} is none of the prompts {sorted(prompts)}")
-    return prompts, None if default is None else str(default)
+    return prompts, default
 
 
 def _read_splade(path: Path) -> Pooling:

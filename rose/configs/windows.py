@@ -13,13 +13,10 @@ def local_layers(fields: Fields, default: Sequence[bool]) -> list[bool]:
     if kinds is None:
         return list(default)
     known = {"sliding_attention": True, "full_attention": False}
-    if (
-        not isinstance(kinds, list)
-        or len(kinds) != len(default)
-        or any(kind not in (*known,) for kind in kinds)
-    ):
+    names = [kind for kind in kinds if isinstance(kind, str)] if isinstance(kinds, list) else []
+    if kinds != names or len(names) != len(default) or not known.keys() >= set(names):
         raise fields.refuse(f"layer_types must be {len(default)} of {', '.join(known)}")
-    return [known[kind] for kind in kinds]
+    return [known[name] for name in names]
 
 
 def rope_thetas(fields: Fields, full: tuple[str, float], sliding: tuple[str, float]) -> tuple[float, float]:
