@@ -18,7 +18,7 @@ from gateway.media import Media
 from gateway.openapi import WORK
 from gateway.schemas import decode
 
-KINDS = [kind for work in WORK if isinstance(kind := work.request, type)]
+KINDS = list(dict.fromkeys(kind for work in WORK for kind in work.requests))
 SETTINGS = settings(max_examples=400, deadline=None)
 
 # MessagePack's strings are UTF-8, in which no half of a surrogate pair can be written; JSON can.
